@@ -1,0 +1,1 @@
+"""What reads the hidden rows after the shared forward: sampler, pooler, score head, by task."""

@@ -1,0 +1,34 @@
+"""The fork: each sequence's rows go to the head of its own task, within one batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pyruntime.heads.pooler import Pooler
+from pyruntime.heads.sampler import Sampler
+from pyruntime.heads.score_head import ScoreHead
+from pyruntime.model.output_head import OutputHead
+from pyruntime.types import ForwardBatch, Task
+
+
+class Heads:
+    """All heads of one model; an encoder has a pooler alone."""
+
+    def __init__(self, output_head: OutputHead | None) -> None:
+        self._pooler = Pooler()
+        self._sampler = Sampler(output_head) if output_head is not None else None
+        self._score_head = ScoreHead(output_head) if output_head is not None else None
+
+    @torch.inference_mode()
+    def read(self, hidden: torch.Tensor, batch: ForwardBatch) -> list[Any]:
+        """One output a reading row, in row order: token id, vector or label scores; None where not finite."""
+        for rows in batch.rows:
+            if rows.task is Task.EMBED and not rows.reads:
+                self._pooler.keep_partial(hidden, rows)
+        outputs: dict[Task, Any] = {Task.EMBED: iter(self._pooler.pool(hidden, batch).embeddings)}
+        if self._sampler is not None and self._score_head is not None:
+            outputs[Task.GENERATE] = iter(self._sampler.sample(hidden, batch).next_token_ids)
+            outputs[Task.SCORE] = iter(self._score_head.score(hidden, batch).scores)
+        return [next(outputs[rows.task]) for rows in batch.rows if rows.reads]

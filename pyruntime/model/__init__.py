@@ -1,0 +1,1 @@
+"""Loading a transformers model and running it over packed batches."""

@@ -1,0 +1,32 @@
+"""Linear layers that stream their weights when a batch has few rows, as decode steps do."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from pyruntime.ops.linear import MAX_ROWS, linear_rows
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [..., K] times weight [N, K] → [..., N]: the compiled kernel for few rows, torch's own for many."""
+    num_rows = x.numel() // x.shape[-1]
+    if num_rows > MAX_ROWS or x.device.type != "cpu":
+        return functional.linear(x, weight, bias)
+    rows = linear_rows(x.reshape(num_rows, x.shape[-1]), weight, bias)
+    return rows.view(*x.shape[:-1], weight.shape[0])
+
+
+class FewRowsLinear(torch.nn.Linear):
+    """``torch.nn.Linear`` with the compiled kernel for few rows and torch's own for many."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return linear(input, self.weight, self.bias)
+
+
+def use_few_rows_linears(model: torch.nn.Module) -> int:
+    """Switch every plain ``nn.Linear`` of the model over, weights untouched; returns how many."""
+    plain = [module for module in model.modules() if type(module) is torch.nn.Linear]
+    for module in plain:
+        module.__class__ = FewRowsLinear
+    return len(plain)

@@ -1,0 +1,42 @@
+"""The vocabulary head of a causal model: hidden rows → logits, with the model's own scale and softcap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pyruntime.model.few_rows import linear
+
+
+@dataclass(frozen=True, slots=True)
+class OutputHead:
+    """logits = softcap · tanh(scale · (W h + b) / softcap); softcap 0 is off.
+
+    weight [V, H], bias [V] or None. Gemma has a softcap, Cohere multiplies (``logit_scale``), Granite
+    divides (``logits_scaling``).
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    scale: float = 1.0
+    softcap: float = 0.0
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [R, H] → [R, V] in the model's dtype."""
+        return self.shape(linear(rows, self.weight, self.bias))
+
+    def shape(self, raw: torch.Tensor) -> torch.Tensor:
+        """Scale and softcap of raw dot products, whatever their shape."""
+        if self.scale != 1.0:
+            raw = raw * self.scale
+        return torch.tanh(raw / self.softcap) * self.softcap if self.softcap else raw
+
+
+def output_head_of(model: torch.nn.Module, config: Any) -> OutputHead:
+    """The head of a ``…ForCausalLM`` model; the load-time self-check compares its logits with the model's own."""
+    linear_module = model.get_output_embeddings()
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    softcap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
+    return OutputHead(linear_module.weight, getattr(linear_module, "bias", None), scale, softcap)

@@ -1,0 +1,1 @@
+"""Who runs next, and where its keys and values lie: queue, policy, blocks, batch building."""
