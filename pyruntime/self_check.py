@@ -36,7 +36,7 @@ def self_check(runner: ModelRunner, scheduler: Scheduler, builder: BatchBuilder)
                 f"{loaded.architecture}: on a text of {len(ids)} tokens the packed forward differs from eager "
                 f"transformers (least cosine of a row {cosine:.4f}, allowed {LEAST_COSINE[loaded.dtype]})"
             )
-    _check_logits(loaded, eager[-1], texts[-1])
+    _check_logits(loaded, eager[1], texts[1])  # a short text: eager logits of every row are large
     return least
 
 

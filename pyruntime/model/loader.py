@@ -82,11 +82,15 @@ def load_model(folder: Path, dtype: str, device: str) -> LoadedModel:
     """``dtype``: auto (the checkpoint's; float16 becomes float32 on a CPU), float32 or bfloat16."""
     try:
         config = AutoConfig.from_pretrained(folder)
-        model = _load_weights(folder, config, _torch_dtype(dtype, config, device))
+    except Exception as error:
+        raise ModelLoadError(f"{folder}: config.json: {error}") from error
+    architecture = (config.architectures or ["unnamed"])[0]
+    try:
+        model = _load_weights(folder, architecture, _torch_dtype(dtype, config, device))
     except ModelLoadError:
         raise
     except Exception as error:
-        raise ModelLoadError(f"{folder}: {error}") from error
+        raise ModelLoadError(f"{folder}: {architecture}: {type(error).__name__}: {error}") from error
     model = model.to(device).eval().requires_grad_(False)
     use_few_rows_linears(model)
     is_lm = type(model).__name__.endswith(CAUSAL_SUFFIXES)
@@ -111,8 +115,7 @@ def load_model(folder: Path, dtype: str, device: str) -> LoadedModel:
     )
 
 
-def _load_weights(folder: Path, config: Any, dtype: torch.dtype) -> torch.nn.Module:
-    architecture = (config.architectures or ["unnamed"])[0]
+def _load_weights(folder: Path, architecture: str, dtype: torch.dtype) -> torch.nn.Module:
     if architecture.endswith(CAUSAL_SUFFIXES):
         loader = AutoModelForCausalLM
     elif architecture.endswith(PLAIN_SUFFIXES):

@@ -1,0 +1,152 @@
+"""The client for asyncio; the twin of ``sync``, method for method."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+
+from pyruntime.client import messages
+from pyruntime.client.messages import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Text
+from pyruntime.client.sync import api_errors
+from pyruntime.v1 import embed_pb2_grpc, generate_pb2, generate_pb2_grpc, model_pb2, model_pb2_grpc, score_pb2_grpc
+
+
+class AsyncClient:
+    """One connection to a server, for use by any number of tasks of one event loop. Failed calls raise ``ApiError``.
+
+    target      host:port
+    timeout_s   deadline of a call in seconds, unless the call gives its own
+    model       for calls that name none; empty where the server has only one that fits
+    """
+
+    def __init__(self, target: str = DEFAULT_TARGET, *, timeout_s: float = DEFAULT_TIMEOUT_S, model: str = "") -> None:
+        self._channel = grpc.aio.insecure_channel(target, options=messages.CHANNEL_OPTIONS)
+        self._timeout_s = timeout_s
+        self._model = model
+        self.generate_stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
+        self.embed_stub = embed_pb2_grpc.EmbedServiceStub(self._channel)
+        self.score_stub = score_pb2_grpc.ScoreServiceStub(self._channel)
+        self.model_stub = model_pb2_grpc.ModelServiceStub(self._channel)
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def generate(
+        self,
+        prompt: Text | Sequence[Mapping[str, str]],
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> str:
+        """The continuation of a text, token ids or chat messages; with ``n``, the first one.
+
+        ``options``: temperature, top_p, top_k, min_p, seed, max_new_tokens, min_new_tokens, stop (strings),
+        stop_token_ids, ignore_eos, include_stop_in_text, priority, request_id.
+        """
+        response = await self.complete(prompt, model=model, timeout_s=timeout_s, **options)
+        return response.completions[0].text
+
+    async def complete(
+        self,
+        prompt: Text | Sequence[Mapping[str, str]],
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> generate_pb2.GenerateResponse:
+        """As ``generate``, with everything that the server says."""
+        request = messages.generate_request(prompt, model or self._model, options)
+        with api_errors():
+            return await self.generate_stub.Generate(request, timeout=timeout_s or self._timeout_s)
+
+    async def stream(
+        self,
+        prompt: Text | Sequence[Mapping[str, str]],
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[str, None]:
+        """Pieces of the continuation as they come. Closing the iterator stops the server's work."""
+        async for chunk in self.stream_chunks(prompt, model=model, timeout_s=timeout_s, **options):
+            if chunk.index == 0 and chunk.text:
+                yield chunk.text
+
+    async def stream_chunks(
+        self,
+        prompt: Text | Sequence[Mapping[str, str]],
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[generate_pb2.GenerateChunk, None]:
+        """As ``stream``, with everything that the server says."""
+        request = messages.generate_request(prompt, model or self._model, options)
+        with api_errors():
+            call = self.generate_stub.GenerateStream(request, timeout=timeout_s or self._timeout_s)
+            try:
+                async for chunk in call:
+                    yield chunk
+            finally:
+                call.cancel()
+
+    async def embed(
+        self, inputs: Iterable[Text], *, model: str = "", timeout_s: float | None = None, **options: Any
+    ) -> np.ndarray:
+        """float32 [N, D], in the order of ``inputs``. Raises if any input is bad.
+
+        ``options``: pooling ("last", "cls", "mean"), normalize, dimensions, truncation ("none", "right",
+        "left"), max_tokens, prompt_name, prompt, priority, request_id.
+        """
+        request = messages.embed_request(inputs, model or self._model, options)
+        with api_errors():
+            return messages.embeddings(await self.embed_stub.Embed(request, timeout=timeout_s or self._timeout_s))
+
+    async def score(
+        self,
+        query: Text,
+        items: Iterable[Text],
+        labels: Sequence[str] | Sequence[int],
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> np.ndarray:
+        """float32 [items, labels]: how likely each label is as the next token after query and item.
+
+        ``options``: apply_softmax, temperature, item_first, truncation, priority, request_id.
+        """
+        request = messages.score_request(query, items, labels, model or self._model, options)
+        with api_errors():
+            return messages.scores(await self.score_stub.Score(request, timeout=timeout_s or self._timeout_s))
+
+    async def models(self) -> list[model_pb2.Model]:
+        """The models that are ready."""
+        with api_errors():
+            response = await self.model_stub.ListModels(model_pb2.ListModelsRequest(), timeout=self._timeout_s)
+        return list(response.models)
+
+    async def tokenize(
+        self, text: str, *, model: str = "", special_tokens: bool | None = None
+    ) -> model_pb2.TokenizeResponse:
+        """``token_ids`` and ``pieces`` of a text."""
+        request = messages.tokenize_request(text, model or self._model, special_tokens)
+        with api_errors():
+            return await self.model_stub.Tokenize(request, timeout=self._timeout_s)
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str = "") -> str:
+        """The text of token ids, without special tokens."""
+        request = model_pb2.DetokenizeRequest(model=model or self._model, token_ids=token_ids)
+        with api_errors():
+            response = await self.model_stub.Detokenize(request, timeout=self._timeout_s)
+        return response.text

@@ -1,0 +1,232 @@
+"""The ``pyruntime`` command: the services from a shell. One result a line; with ``--json``, one JSON object a line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from pyruntime.client.errors import ApiError
+from pyruntime.client.messages import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, finish_name
+from pyruntime.client.sync import Client, api_errors
+from pyruntime.v1 import common_pb2, model_pb2, score_pb2
+
+T = TypeVar("T")
+Run: TypeAlias = Callable[[Client, argparse.Namespace], None]
+
+# Inputs in one request: small enough for progress to be seen, large enough to fill the server's batches.
+CHUNK = 64
+# Below this many inputs a progress bar only flickers.
+PROGRESS_FROM = 2 * CHUNK
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0, 1 when the server refuses or cannot be reached, 2 for bad usage, 130 when interrupted."""
+    options = _parser().parse_args(argv)
+    try:
+        with Client(options.target, timeout_s=options.timeout, model=getattr(options, "model", "")) as client:
+            options.run(client, options)
+    except ApiError as error:
+        _print_error(error)
+        return 1
+    except (TypeError, ValueError) as error:
+        # A number that its field cannot hold, a negative count for example: protobuf refuses it before it is sent.
+        print(f"pyruntime: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has seen enough. Nothing must be flushed into the closed pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def run_generate(client: Client, options: argparse.Namespace) -> None:
+    names = "temperature top_p top_k min_p seed max_new_tokens min_new_tokens stop ignore_eos n".split()
+    given = {name: getattr(options, name) for name in names}
+    prompt = _texts(options.prompt, "prompt", whole=True)[0]
+    if options.json or (options.n or 1) > 1:
+        response = client.complete(prompt, **given)
+        for completion in response.completions:
+            finish = finish_name(completion.finish_reason)
+            record = {"index": completion.index, "text": completion.text, "finish_reason": finish}
+            _emit(options, record | {"tokens": len(completion.token_ids)}, completion.text)
+        return
+    for text in client.stream(prompt, **given):
+        print(text, end="", flush=True)
+    print()
+
+
+def run_embed(client: Client, options: argparse.Namespace) -> None:
+    texts = _texts(options.text, "text")
+    names = "pooling normalize dimensions truncation prompt_name".split()
+    given = {name: getattr(options, name) for name in names}
+    index = 0
+    for chunk in _chunks(texts, "texts"):
+        for vector in client.embed(chunk, **given):
+            numbers = [float(str(number)) for number in vector]  # the shortest digits of a float32
+            _emit(options, {"index": index, "embedding": numbers}, " ".join(f"{number:g}" for number in numbers))
+            index += 1
+
+
+def run_score(client: Client, options: argparse.Namespace) -> None:
+    index = 0
+    for chunk in _chunks(_texts(options.item, "item"), "items"):
+        given = {"apply_softmax": options.apply_softmax, "item_first": options.item_first}
+        for item, scores in zip(chunk, client.score(options.query, chunk, options.label, **given), strict=True):
+            by_label = dict(zip(options.label, scores.tolist(), strict=True))
+            shown = "  ".join(f"{label!r} {score:.6f}" for label, score in by_label.items())
+            _emit(options, {"index": index, "item": item, "scores": by_label}, f"{shown}  {item}")
+            index += 1
+
+
+def run_rerank(client: Client, options: argparse.Namespace) -> None:
+    documents = _texts(options.document, "document")
+    request = score_pb2.RerankRequest(model=options.model, query=options.query, documents=documents)
+    if options.top_n is not None:
+        request.top_n = options.top_n
+    with api_errors():
+        response = client.score_stub.Rerank(request, timeout=options.timeout)
+    for result in response.results:
+        record = {"index": result.index, "score": result.score, "document": documents[result.index]}
+        _emit(options, record, f"{result.score:.6f}  {documents[result.index]}")
+
+
+def run_classify(client: Client, options: argparse.Namespace) -> None:
+    inputs = [common_pb2.Input(text=text) for text in _texts(options.text, "text")]
+    with api_errors():
+        request = score_pb2.ClassifyRequest(model=options.model, inputs=inputs)
+        response = client.score_stub.Classify(request, timeout=options.timeout)
+    for result in response.results:
+        if result.HasField("error"):
+            raise ApiError.from_status(result.error)
+        scores = {each.label: each.score for each in result.scores}
+        _emit(options, {"index": result.index, "scores": scores}, str(scores))
+
+
+def run_models(client: Client, options: argparse.Namespace) -> None:
+    for model in client.models():
+        capabilities = [model_pb2.Capability.Name(each).removeprefix("CAPABILITY_") for each in model.capabilities]
+        record = {
+            "name": model.name,
+            "architecture": model.architecture,
+            "dtype": model.dtype,
+            "device": model.device,
+            "capabilities": capabilities,
+            "context_length": model.context_length,
+            "embedding_dimensions": model.embedding_dimensions,
+        }
+        facts = f"{model.dtype} on {model.device}, {model.context_length} tokens"
+        _emit(options, record, f"{model.name}: {model.architecture}, {facts}: {', '.join(capabilities)}")
+
+
+def run_tokenize(client: Client, options: argparse.Namespace) -> None:
+    for text in _texts(options.text, "text"):
+        response = client.tokenize(text, special_tokens=False if options.no_special_tokens else None)
+        pairs = list(zip(response.token_ids, response.pieces, strict=True))
+        record = {"token_ids": list(response.token_ids), "pieces": list(response.pieces)}
+        _emit(options, record, " ".join(f"{token_id}:{piece}" for token_id, piece in pairs))
+
+
+def _texts(given: list[str], what: str, *, whole: bool = False) -> list[str]:
+    """The arguments, or standard input: its lines, or with ``whole`` all of it as one text."""
+    if given and given != ["-"]:
+        return [" ".join(given)] if whole else given
+    if sys.stdin.isatty():
+        print(f"reading {what} from standard input; end with Ctrl-D", file=sys.stderr)
+    content = sys.stdin.read()
+    texts = [content.rstrip("\n")] if whole else [line for line in content.splitlines() if line.strip()]
+    if not texts:
+        raise ValueError(f"no {what} given: neither as an argument nor on standard input")
+    return texts
+
+
+def _chunks(texts: list[T], unit: str) -> Iterator[list[T]]:
+    """The texts a request at a time, with a progress bar on standard error when there are many."""
+    from tqdm import tqdm
+
+    with tqdm(total=len(texts), unit=f" {unit}", disable=len(texts) < PROGRESS_FROM, file=sys.stderr) as bar:
+        for start in range(0, len(texts), CHUNK):
+            chunk = texts[start : start + CHUNK]
+            yield chunk
+            bar.update(len(chunk))
+
+
+def _emit(options: argparse.Namespace, record: dict[str, Any], line: str) -> None:
+    print(json.dumps(record, ensure_ascii=False) if options.json else line)
+
+
+def _print_error(error: ApiError) -> None:
+    print(f"pyruntime: {error}", file=sys.stderr)
+    for violation in error.violations:
+        print(f"  {violation.field}: {violation.description}", file=sys.stderr)
+    if error.retry_after_s is not None:
+        print(f"  retry in {error.retry_after_s:g} s", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pyruntime", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _generate_options(_command(commands, "generate", "continue a prompt, streamed as it grows", run_generate))
+    embed = _command(commands, "embed", "turn texts into vectors", run_embed)
+    embed.add_argument("text", nargs="*", help="texts; none or - reads lines from standard input")
+    embed.add_argument("--pooling", choices=["last", "cls", "mean"], help="default: the model's own")
+    embed.add_argument("--normalize", action=argparse.BooleanOptionalAction, help="default: the model's own")
+    embed.add_argument("--dimensions", type=int, help="keep the first numbers only")
+    embed.add_argument("--truncation", choices=["none", "right", "left"], help="default: none, too long is an error")
+    embed.add_argument("--prompt-name", help="one of the model's prompts")
+    score = _command(commands, "score", "how likely labels are after a query and each item", run_score)
+    score.add_argument("query", help="what every item is read behind")
+    score.add_argument("item", nargs="*", help="items; none or - reads lines from standard input")
+    score.add_argument("--label", action="append", required=True, help="a label of one token; repeat it")
+    score.add_argument("--apply-softmax", action="store_true", help="normalise over the labels alone")
+    score.add_argument("--item-first", action="store_true", help="put each item before the query")
+    rerank = _command(commands, "rerank", "order documents by how well they answer a query", run_rerank)
+    rerank.add_argument("query", help="the query")
+    rerank.add_argument("document", nargs="*", help="documents; none or - reads lines from standard input")
+    rerank.add_argument("--top-n", type=int, help="how many come back; default all")
+    classify = _command(commands, "classify", "which class each text has", run_classify)
+    classify.add_argument("text", nargs="*", help="texts; none or - reads lines from standard input")
+    _command(commands, "models", "what the server serves", run_models, takes_model=False)
+    tokenize = _command(commands, "tokenize", "the token ids of texts", run_tokenize)
+    tokenize.add_argument("text", nargs="*", help="texts; none or - reads lines from standard input")
+    tokenize.add_argument("--no-special-tokens", action="store_true", help="leave the model's special tokens out")
+    return parser
+
+
+def _command(
+    commands: Any,
+    name: str,
+    help_text: str,
+    run: Run,
+    takes_model: bool = True,
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=help_text, description=help_text)
+    parser.set_defaults(run=run)
+    parser.add_argument("--target", default=os.environ.get("PYRUNTIME_TARGET", DEFAULT_TARGET), help="host:port")
+    parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, help="seconds for a call")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    if takes_model:
+        parser.add_argument("--model", default="", help="may be left out when one served model fits")
+    return parser
+
+
+def _generate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="*", help="the prompt; none or - reads standard input")
+    parser.add_argument("--max-new-tokens", type=int, default=256, help="default 256")
+    parser.add_argument("--min-new-tokens", type=int)
+    parser.add_argument("--temperature", type=float, help="0 is greedy; default: the model's own")
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--min-p", type=float)
+    parser.add_argument("--seed", type=int, help="makes the draw repeatable")
+    parser.add_argument("--stop", action="append", help="a string that ends the text; repeat it for more")
+    parser.add_argument("--ignore-eos", action="store_true", default=None)
+    parser.add_argument("--n", type=int, help="continuations; more than one are not streamed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

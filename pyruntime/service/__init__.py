@@ -1,0 +1,1 @@
+"""The gRPC face: protobuf in and out. Knows grpc and protobuf, never torch."""

@@ -1,0 +1,196 @@
+"""GenerateService: continue a prompt, whole or streamed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from pyruntime.errors import InvalidField
+from pyruntime.registry import ServedModel
+from pyruntime.requests import TokenStream
+from pyruntime.service.completion import Piece, Progress, TextRules, pieces
+from pyruntime.service.convert import Stopwatch
+from pyruntime.service.inputs import INLINE_BYTES, encode_prompt
+from pyruntime.service.room import ServiceRoom
+from pyruntime.service.validate import (
+    check_count,
+    check_generate,
+    check_token_ids,
+    optional,
+    read_sampling,
+    refuse_unserved,
+)
+from pyruntime.types import Capability, FinishReason, GenerateRequest, StopParams
+from pyruntime.v1 import common_pb2, generate_pb2, generate_pb2_grpc
+
+FINISH_PB = {
+    None: generate_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: generate_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generate_pb2.FINISH_REASON_LENGTH,
+}
+
+
+@dataclass
+class Run:
+    """A checked request on its way through the engine."""
+
+    model: ServedModel
+    job: GenerateRequest
+    rules: TextRules
+    watch: Stopwatch = field(default_factory=Stopwatch)
+
+    def usage(self, progress: Progress) -> common_pb2.Usage:
+        return common_pb2.Usage(
+            prompt_tokens=len(self.job.prompt),
+            completion_tokens=progress.num_tokens,
+            cached_tokens=progress.cached_tokens,
+        )
+
+    @contextlib.contextmanager
+    def stream(self, context: grpc.aio.ServicerContext) -> Iterator[TokenStream]:
+        """The engine's stream; however the call ends, the engine stops working on it."""
+        stream = self.model.engine.generate(self.job)
+        # The callback covers a call that ends while its handler waits for something else than the stream.
+        context.add_done_callback(lambda _: stream.cancel())  # type: ignore[arg-type]
+        try:
+            yield stream
+        finally:
+            stream.cancel()
+
+
+class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
+    """Validates, tokenises, hands to the engine, turns tokens into text."""
+
+    def __init__(self, room: ServiceRoom) -> None:
+        self._room = room
+
+    async def Generate(
+        self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> generate_pb2.GenerateResponse:
+        run = await self._prepare(request)
+        parts = [_Parts() for _ in range(run.job.n)]
+        progress = Progress()
+        with run.stream(context) as stream:
+            async for moved, now in pieces(stream, run.model, run.job.n, run.rules):
+                progress = now
+                for piece in moved:
+                    parts[piece.index].add(piece)
+            timing = run.watch.timing(stream.timing())
+        return generate_pb2.GenerateResponse(
+            model=run.model.info.name,
+            completions=[part.completion(index) for index, part in enumerate(parts)],
+            usage=run.usage(progress),
+            timing=timing,
+        )
+
+    async def GenerateStream(
+        self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[generate_pb2.GenerateChunk, None]:
+        run = await self._prepare(request)
+        with run.stream(context) as stream:
+            async for moved, progress in pieces(stream, run.model, run.job.n, run.rules):
+                chunks = [_chunk(piece) for piece in moved]
+                if progress.done:
+                    chunks[-1].usage.CopyFrom(run.usage(progress))
+                    chunks[-1].timing.CopyFrom(run.watch.timing(stream.timing()))
+                for chunk in chunks:
+                    yield chunk
+
+    async def _prepare(self, request: generate_pb2.GenerateRequest) -> Run:
+        watch = Stopwatch()
+        check_generate(request)
+        model = self._room.registry.resolve(request.model, Capability.GENERATE)
+        sampling = read_sampling(request.sampling, model.generation_defaults, model.info.vocab_size)
+        stop_ids = frozenset(check_token_ids("stop.token_ids", request.stop.token_ids, model.info.vocab_size))
+        refuse_unserved(request)
+        # A template is a program of its own: a chat goes to a worker however short it is.
+        size = INLINE_BYTES + 1 if request.HasField("chat") else request.ByteSize()
+        prompt = await self._room.workers.run(size, self._tokenize, model, request)
+        watch.tokenized()
+        stop = read_stop(request.stop, model, len(prompt), stop_ids)
+        job = GenerateRequest(
+            prompt=prompt,
+            sampling=sampling,
+            stop=stop,
+            n=optional(request, "n", 1),
+            priority=request.priority,
+            request_id=request.request_id,
+        )
+        strings = tuple(request.stop.strings)
+        rules = TextRules(strings, stop_ids, stop.min_new_tokens, request.stop.include_stop_in_text)
+        return Run(model, job, rules, watch)
+
+    def _tokenize(self, model: ServedModel, request: generate_pb2.GenerateRequest) -> list[int]:
+        kind = request.WhichOneof("prompt")
+        if kind is None:
+            raise InvalidField("prompt", "is not set; allowed: one of text, token_ids, chat")
+        if kind == "token_ids":
+            ids = check_token_ids("token_ids.ids", request.token_ids.ids, model.info.vocab_size)
+        else:
+            ids = encode_prompt(model, request, self._room.settings.max_text_bytes)
+        if not ids:
+            raise InvalidField(kind, "has no tokens; allowed: at least one")
+        return ids
+
+
+def read_stop(stop: generate_pb2.Stop, model: ServedModel, prompt_length: int, stop_ids: frozenset[int]) -> StopParams:
+    """The engine's rules for an end. ``InvalidField`` when prompt and continuation do not fit the context."""
+    longest = longest_sequence(model)
+    if prompt_length >= longest:
+        problem = f"has {prompt_length} tokens; allowed: at most {longest - 1}, so that one more fits the context"
+        raise InvalidField("prompt", problem)
+    room = longest - prompt_length
+    max_new = optional(stop, "max_new_tokens", room)
+    if not 1 <= max_new <= room:
+        problem = f"{max_new} is out of range; allowed: 1 to {room} behind a prompt of {prompt_length} tokens"
+        raise InvalidField("stop.max_new_tokens", f"{problem} (context {longest})")
+    min_new = optional(stop, "min_new_tokens", 0)
+    check_count("stop.min_new_tokens", min_new, 0, max_new)
+    eos = frozenset() if stop.ignore_eos else end_of_sequence_ids(model)
+    return StopParams(max_new_tokens=max_new, min_new_tokens=min_new, token_ids=stop_ids | eos)
+
+
+def longest_sequence(model: ServedModel) -> int:
+    """Most tokens of prompt and continuation: the context, or less where the cache holds less."""
+    return min(model.info.context_length, model.info.kv_cache_tokens or model.info.context_length)
+
+
+def end_of_sequence_ids(model: ServedModel) -> frozenset[int]:
+    return model.generation_defaults.eos_token_ids or model.tokenizer.eos_token_ids
+
+
+class _Parts:
+    """A completion being put together."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._last: Piece | None = None
+
+    def add(self, piece: Piece) -> None:
+        self._texts.append(piece.text)
+        self._token_ids += piece.token_ids
+        self._last = piece
+
+    def completion(self, index: int) -> generate_pb2.Completion:
+        last = self._last or Piece(index)
+        return generate_pb2.Completion(
+            index=index,
+            text="".join(self._texts),
+            token_ids=self._token_ids,
+            finish_reason=FINISH_PB[last.finish],
+            matched_stop=last.matched_stop,
+        )
+
+
+def _chunk(piece: Piece) -> generate_pb2.GenerateChunk:
+    return generate_pb2.GenerateChunk(
+        index=piece.index,
+        text=piece.text,
+        token_ids=piece.token_ids,
+        finish_reason=FINISH_PB[piece.finish],
+        matched_stop=piece.matched_stop,
+    )

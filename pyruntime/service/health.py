@@ -1,0 +1,70 @@
+"""grpc.health.v1: follows the registry, for each service and overall."""
+
+from __future__ import annotations
+
+import asyncio
+
+from grpc_health.v1 import health_pb2
+from grpc_health.v1._async import HealthServicer
+
+from pyruntime.registry import ModelRegistry, ModelState
+from pyruntime.types import Capability
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+OVERALL = ""
+# None: any model will do.
+NEEDS: dict[str, Capability | None] = {
+    "pyruntime.v1.GenerateService": Capability.GENERATE,
+    "pyruntime.v1.EmbedService": Capability.EMBED,
+    "pyruntime.v1.ScoreService": Capability.SCORE,
+    "pyruntime.v1.ModelService": None,
+}
+
+
+def health_of(registry: ModelRegistry) -> dict[str, health_pb2.HealthCheckResponse.ServingStatus]:
+    """A service is SERVING once a model can answer it; overall once some model serves and none is still loading."""
+    models = [] if registry.is_draining else registry.serving()
+    able = {
+        service: any(capability is None or capability in model.info.capabilities for model in models)
+        for service, capability in NEEDS.items()
+    }
+    able[OVERALL] = bool(models) and ModelState.LOADING not in registry.states().values()
+    return {service: SERVING if yes else NOT_SERVING for service, yes in able.items()}
+
+
+class HealthFollower:
+    """Keeps a health servicer in step with the registry. Make and start it on the server's event loop."""
+
+    def __init__(self, registry: ModelRegistry) -> None:
+        self.servicer = HealthServicer()
+        self._registry = registry
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Publish the present state, then every change."""
+        self._registry.add_listener(self._wake)
+        await self._publish()
+        self._task = asyncio.create_task(self._follow(), name="health")
+
+    async def shut_down(self) -> None:
+        """NOT_SERVING for all, for good."""
+        await self.servicer.enter_graceful_shutdown()
+        self._registry.remove_listener(self._wake)
+        if self._task is not None:
+            self._task.cancel()
+
+    def _wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._changed.set)
+
+    async def _follow(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._publish()
+
+    async def _publish(self) -> None:
+        for service, status in health_of(self._registry).items():
+            await self.servicer.set(service, status)

@@ -1,0 +1,106 @@
+"""All servicers on one grpc.aio server, and its orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pyruntime.config import Settings
+from pyruntime.registry import ModelRegistry
+from pyruntime.service.embed import EmbedServicer
+from pyruntime.service.generate import GenerateServicer
+from pyruntime.service.health import HealthFollower
+from pyruntime.service.interceptor import ErrorInterceptor
+from pyruntime.service.model import ModelServicer
+from pyruntime.service.reflection import add_reflection
+from pyruntime.service.room import ServiceRoom
+from pyruntime.service.score import ScoreServicer
+from pyruntime.v1 import (
+    embed_pb2,
+    embed_pb2_grpc,
+    generate_pb2,
+    generate_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    score_pb2,
+    score_pb2_grpc,
+)
+
+log = logging.getLogger(__name__)
+
+# After its grace a drain ends the calls that still run; they get this long to notice.
+CANCEL_S = 1.0
+
+
+class RuntimeServer:
+    """The gRPC face of a registry. Make it on the event loop that runs it."""
+
+    def __init__(self, registry: ModelRegistry, settings: Settings) -> None:
+        self._registry = registry
+        self._settings = settings
+        self._interceptor = ErrorInterceptor()
+        self._health = HealthFollower(registry)
+        self._room = ServiceRoom(registry, settings)
+        self._server = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
+        self._add_services()
+        self.port = 0
+
+    async def start(self) -> int:
+        """Listen; returns the port. Raises RuntimeError when the address cannot be had."""
+        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        self.port = self._server.add_insecure_port(f"{host}:{self._settings.port}")
+        await self._health.start()
+        await self._server.start()
+        return self.port
+
+    async def drain(self, grace_s: float) -> None:
+        """Health goes first, then new requests are turned away while running ones get ``grace_s`` to end; then close.
+
+        Until the running ones have ended the port stays open, so that clients are told UNAVAILABLE with
+        RetryInfo instead of losing their connection.
+        """
+        await self._health.shut_down()
+        self._registry.drain()
+        if not await self._interceptor.wait_idle(grace_s):
+            log.warning("%d calls still ran after %g s and are ended", self._interceptor.num_running, grace_s)
+        await self._server.stop(CANCEL_S)
+        self._room.workers.close()
+
+    async def wait_closed(self) -> None:
+        await self._server.wait_for_termination()
+
+    @property
+    def num_running(self) -> int:
+        """Calls inside a handler now."""
+        return self._interceptor.num_running
+
+    def _add_services(self) -> None:
+        server, room = self._server, self._room
+        generate_pb2_grpc.add_GenerateServiceServicer_to_server(GenerateServicer(room), server)
+        embed_pb2_grpc.add_EmbedServiceServicer_to_server(EmbedServicer(room), server)
+        score_pb2_grpc.add_ScoreServiceServicer_to_server(ScoreServicer(room), server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(room), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
+        files = (generate_pb2, embed_pb2, score_pb2, model_pb2, health_pb2)
+        names = [service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()]
+        add_reflection(server, names)
+
+
+def _options(settings: Settings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", settings.max_message_bytes),
+        # Else a second server on the same port starts without a complaint and takes half of the connections.
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ]
+
+
+def build_server(registry: ModelRegistry, settings: Settings) -> RuntimeServer:
+    """A server that is not listening yet; call ``start``. Needs a running event loop."""
+    asyncio.get_running_loop()
+    return RuntimeServer(registry, settings)

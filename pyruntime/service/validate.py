@@ -1,0 +1,157 @@
+"""Range checks of request fields. Each failure is an ``InvalidField`` with field path, value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pyruntime.errors import InvalidField, NotImplementedYet
+from pyruntime.registry import GenerationDefaults
+from pyruntime.types import SamplingParams
+from pyruntime.v1 import generate_pb2
+
+MAX_CONTINUATIONS = 128
+MAX_STOP_STRINGS = 32
+MAX_STOP_BYTES = 1024
+MAX_REQUEST_ID_BYTES = 256
+MAX_TOP_LOGPROBS = 20
+
+
+def show(text: str) -> str:
+    """A client's text for an error message: quoted and short."""
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def check_range(field: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    """``low <= value <= high``, or ``low < value`` with ``open_low``. NaN is out of every range."""
+    if not (low <= value <= high) or (open_low and value == low):
+        opening = f"above {low:g}, at most" if open_low else f"{low:g} to"
+        raise InvalidField(field, f"{value:g} is out of range; allowed: {opening} {high:g}")
+
+
+def check_count(field: str, value: int, low: int, high: int) -> None:
+    """``low <= value <= high`` for integers, shown exactly."""
+    if not low <= value <= high:
+        raise InvalidField(field, f"{value} is out of range; allowed: {low} to {high}")
+
+
+def check_enum(field: str, value: int, kind: Any) -> None:
+    """The number is one of the enum's; proto3 lets any number through."""
+    if value not in kind.values():
+        raise InvalidField(field, f"{value} is not a {kind.DESCRIPTOR.name}; allowed: {', '.join(kind.keys())}")
+
+
+def check_request_id(value: str) -> None:
+    size = len(value.encode())
+    if size > MAX_REQUEST_ID_BYTES:
+        raise InvalidField("request_id", f"has {size} bytes; allowed: at most {MAX_REQUEST_ID_BYTES}")
+
+
+def check_token_ids(field: str, ids: Iterable[int], vocab_size: int) -> list[int]:
+    """The ids as a list, each inside the vocabulary."""
+    checked = list(ids)
+    if checked and max(checked) >= vocab_size:
+        place = next(place for place, token_id in enumerate(checked) if token_id >= vocab_size)
+        problem = f"{checked[place]} is outside the vocabulary; allowed: 0 to {vocab_size - 1}"
+        raise InvalidField(f"{field}[{place}]", problem)
+    return checked
+
+
+def check_text(field: str, text: str, max_bytes: int, *, may_be_blank: bool = False) -> None:
+    """Not longer than the server takes, and not blank."""
+    if len(text) * 4 > max_bytes and (size := len(text.encode())) > max_bytes:
+        raise InvalidField(field, f"has {size} bytes; allowed: at most {max_bytes}")
+    if not may_be_blank and (not text or text.isspace()):
+        raise InvalidField(field, "is empty" if not text else "is blank: white space alone")
+
+
+def optional(message: Any, name: str, default: Any = None) -> Any:
+    """The field's value when the client set it, else ``default``."""
+    return getattr(message, name) if message.HasField(name) else default
+
+
+def read_sampling(sampling: generate_pb2.Sampling, defaults: GenerationDefaults, vocab_size: int) -> SamplingParams:
+    """What the client set, else the model's own, else temperature 1 and no filter. An unset seed is drawn."""
+    _check_sampling(sampling, vocab_size)
+
+    def choose(name: str, fallback: float) -> Any:
+        own = getattr(defaults, name)
+        return optional(sampling, name, fallback if own is None else own)
+
+    return SamplingParams(
+        temperature=choose("temperature", 1.0),
+        top_k=max(0, choose("top_k", 0)),
+        top_p=choose("top_p", 1.0),
+        min_p=choose("min_p", 0.0),
+        seed=optional(sampling, "seed", secrets.randbits(63)),
+    )
+
+
+def _check_sampling(sampling: generate_pb2.Sampling, vocab_size: int) -> None:
+    ranges: Mapping[str, tuple[float, float, bool]] = {
+        "temperature": (0, 100, False),
+        "top_p": (0, 1, True),
+        "min_p": (0, 1, False),
+        "repetition_penalty": (0, 2, True),
+        "frequency_penalty": (-2, 2, False),
+        "presence_penalty": (-2, 2, False),
+    }
+    for name, (low, high, open_low) in ranges.items():
+        if sampling.HasField(name):
+            check_range(f"sampling.{name}", getattr(sampling, name), low, high, open_low=open_low)
+    if sampling.top_k < -1:
+        raise InvalidField("sampling.top_k", f"{sampling.top_k} is out of range; allowed: -1 or more, -1 and 0 are off")
+    for token_id, bias in sampling.logit_bias.items():
+        if token_id >= vocab_size:
+            problem = f"the key is outside the vocabulary; allowed: 0 to {vocab_size - 1}"
+            raise InvalidField(f"sampling.logit_bias[{token_id}]", problem)
+        if not math.isfinite(bias):
+            raise InvalidField(f"sampling.logit_bias[{token_id}]", f"{bias} is not allowed; allowed: finite numbers")
+
+
+def refuse_unserved(request: generate_pb2.GenerateRequest) -> None:
+    """``NotImplementedYet`` for fields that are valid but would be ignored; call it after the range checks."""
+    sampling = request.sampling
+    neutral = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+    used = [f"sampling.{name}" for name, value in neutral.items() if optional(sampling, name, value) != value]
+    if sampling.logit_bias:
+        used.append("sampling.logit_bias")
+    if request.HasField("constraint"):
+        used.append(f"constraint.{request.constraint.WhichOneof('kind')}")
+    if request.logprobs.enabled or request.logprobs.top or request.logprobs.prompt:
+        used.append("logprobs")
+    if used:
+        raise NotImplementedYet(f"not served by this version: {', '.join(used)}")
+
+
+def check_generate(request: generate_pb2.GenerateRequest) -> None:
+    """The fields that need no model: n, request id, stop strings, constraint, log-probabilities."""
+    check_request_id(request.request_id)
+    check_count("n", optional(request, "n", 1), 1, MAX_CONTINUATIONS)
+    check_count("logprobs.top", request.logprobs.top, 0, MAX_TOP_LOGPROBS)
+    if len(request.stop.strings) > MAX_STOP_STRINGS:
+        raise InvalidField(
+            "stop.strings", f"has {len(request.stop.strings)} entries; allowed: at most {MAX_STOP_STRINGS}"
+        )
+    for place, text in enumerate(request.stop.strings):
+        if not 1 <= len(text.encode()) <= MAX_STOP_BYTES:
+            problem = f"has {len(text.encode())} bytes; allowed: 1 to {MAX_STOP_BYTES}"
+            raise InvalidField(f"stop.strings[{place}]", problem)
+    if request.HasField("constraint"):
+        _check_constraint(request.constraint)
+
+
+def _check_constraint(constraint: generate_pb2.Constraint) -> None:
+    kind = constraint.WhichOneof("kind")
+    if kind is None:
+        raise InvalidField("constraint", "names no kind; allowed: json_schema, regex, grammar or choice")
+    if kind == "choice":
+        if not constraint.choice.options:
+            raise InvalidField("constraint.choice.options", "is empty; allowed: at least one text")
+        for place, option in enumerate(constraint.choice.options):
+            if not option:
+                raise InvalidField(f"constraint.choice.options[{place}]", "is empty; allowed: texts that are not")
+    elif not getattr(constraint, kind):
+        raise InvalidField(f"constraint.{kind}", "is empty")

@@ -1,0 +1,62 @@
+"""Label probabilities of real Gemma weights against transformers eager in float32."""
+
+import pytest
+import torch
+from tests.models.texts import text
+
+from pyruntime.types import ScoreRequest
+
+LABELS = [" yes", " no", " maybe", "7"]
+
+
+@pytest.fixture(scope="module")
+def gemma(served):
+    return served("gemma-3-270m", "float32")
+
+
+@pytest.fixture(scope="module")
+def labels(gemma):
+    ids = [gemma.tokenizer.encode(label, special_tokens=False) for label in LABELS]
+    assert all(len(each) == 1 for each in ids)
+    return [each[0] for each in ids]
+
+
+@pytest.fixture(scope="module")
+def work(gemma):
+    """A prefix of 400 words and 64 items of 1 to 40 words."""
+    prefix = gemma.tokenizer.encode(text(1, 400))
+    items = [gemma.tokenizer.encode(" " + text(100 + i, 1 + i % 40), special_tokens=False) for i in range(64)]
+    return prefix, items
+
+
+def expected(model, ids, labels, apply_softmax, temperature=1.0):
+    logits = model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1].double()
+    if apply_softmax:
+        return torch.softmax(logits[labels] / temperature, dim=-1)
+    return torch.softmax(logits, dim=-1)[labels]
+
+
+@pytest.mark.parametrize(("apply_softmax", "temperature"), [(True, 1.0), (True, 0.5), (False, 1.0)])
+async def test_items_behind_a_shared_prefix(gemma, gemma_eager, labels, work, apply_softmax, temperature):
+    prefix, items = work
+    results, _ = await gemma.engine.score(ScoreRequest(prefix, items, labels, apply_softmax, temperature))
+    assert [r.prompt_tokens for r in results] == [len(prefix) + len(item) for item in items]
+    # The prefix is computed once: only the first item pays for it.
+    assert [r.cached_tokens for r in results] == [0] + [len(prefix)] * 63
+    for index in range(0, 64, 9):
+        reference = expected(gemma_eager, prefix + items[index], labels, apply_softmax, temperature)
+        torch.testing.assert_close(torch.tensor(results[index].scores).double(), reference, atol=1e-4, rtol=0)
+
+
+async def test_alone_equals_behind_the_prefix(gemma, labels, work):
+    prefix, items = work
+    together, _ = await gemma.engine.score(ScoreRequest(prefix, items[:5], labels, True))
+    for item, shared in zip(items, together, strict=False):
+        (alone,), _ = await gemma.engine.score(ScoreRequest(prefix, [item], labels, True))
+        assert alone.cached_tokens == 0
+        torch.testing.assert_close(torch.tensor(alone.scores), torch.tensor(shared.scores), atol=1e-5, rtol=0)
+
+
+async def test_blocks_return(gemma, labels, work):
+    await gemma.engine.score(ScoreRequest(*work, labels, True))
+    assert gemma.engine.num_blocks_used == 0

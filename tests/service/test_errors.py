@@ -1,0 +1,173 @@
+"""Each row of the error table, through a real channel, with its google.rpc details."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from pyruntime.errors import ComputeFault, Overloaded
+from pyruntime.v1 import embed_pb2, model_pb2, score_pb2
+from tests.service.bad_requests import (
+    BAD_EMBED,
+    BAD_GENERATE,
+    BAD_SCORE,
+    UNSERVED,
+    A,
+    Input,
+    embed,
+    generate,
+    sampling,
+    score,
+)
+from tests.service.conftest import Stack, failure_of
+
+Code = grpc.StatusCode
+
+
+@pytest.mark.parametrize(("request_", "field", "problem"), BAD_GENERATE)
+async def test_bad_generate_fields_are_named(stack: Stack, request_, field, problem):
+    if problem is None:  # text of no bytes still has its <s>: valid; an unset prompt is not
+        request_.ClearField("text")
+        problem = "is not set"
+    for call in (stack.generate.Generate(request_), stack.generate.GenerateStream(request_)):
+        failure = await failure_of(call)
+        assert failure.code is Code.INVALID_ARGUMENT
+        assert failure.reason == "INVALID_FIELD"
+        assert list(failure.violations) == [field]
+        assert problem in failure.violations[field]
+    assert stack.engine.generated == []
+
+
+@pytest.mark.parametrize(("request_", "field", "problem"), BAD_EMBED)
+async def test_bad_embed_fields_are_named(stack: Stack, request_, field, problem):
+    failure = await failure_of(stack.embed.Embed(request_))
+    assert failure.code is Code.INVALID_ARGUMENT
+    assert problem in failure.violations[field]
+    assert stack.engine.embedded == []
+
+
+@pytest.mark.parametrize(("request_", "field", "problem"), BAD_SCORE)
+async def test_bad_score_fields_are_named(stack: Stack, request_, field, problem):
+    failure = await failure_of(stack.score.Score(request_))
+    assert failure.code is Code.INVALID_ARGUMENT
+    assert problem in failure.violations[field]
+    assert stack.engine.scored == []
+
+
+async def test_every_bad_input_of_a_refused_request_is_named(stack: Stack):
+    failure = await failure_of(stack.embed.Embed(embed(inputs=[Input(), Input(text=" ")])))
+    assert set(failure.violations) == {"inputs[0]", "inputs[1].text"}
+
+
+@pytest.mark.parametrize("name", ["n" * 50_000, "日" * 30_000, "%\n" * 30_000])
+async def test_a_huge_refusal_still_fits_the_trailers(stack: Stack, name: str):
+    failure = await failure_of(stack.models.GetModel(model_pb2.GetModelRequest(model=name)))
+    assert failure.code is Code.NOT_FOUND
+    assert len(failure.message.encode()) <= 500
+
+
+async def test_unknown_names(stack: Stack):
+    failure = await failure_of(stack.generate.Generate(generate(model="nobody")))
+    assert (failure.code, failure.reason) == (Code.NOT_FOUND, "NOT_FOUND")
+    assert "decoder, encoder" in failure.message
+    failure = await failure_of(stack.embed.Embed(embed(prompt_name="nothing")))
+    assert failure.code is Code.NOT_FOUND
+    assert "query" in failure.message
+
+
+async def test_missing_capability(stack: Stack):
+    failure = await failure_of(stack.generate.Generate(generate(model="encoder")))
+    assert (failure.code, failure.reason) == (Code.FAILED_PRECONDITION, "CAPABILITY_MISSING")
+    assert "EMBED" in failure.message
+
+
+async def test_empty_model_name(stack: Stack):
+    assert (await stack.generate.Generate(generate())).model == "decoder"
+    failure = await failure_of(stack.embed.Embed(embed(model="")))
+    assert failure.code is Code.INVALID_ARGUMENT
+    assert "decoder, encoder" in failure.violations["model"]
+
+
+async def test_full_queue(stack: Stack):
+    stack.engine.refusal = Overloaded("full", retry_after_s=2.5)
+    for call in (stack.generate.Generate(generate()), stack.embed.Embed(embed()), stack.score.Score(score())):
+        failure = await failure_of(call)
+        assert (failure.code, failure.reason, failure.retry_s) == (Code.RESOURCE_EXHAUSTED, "OVERLOADED", 2.5)
+
+
+async def test_loading_and_failed_models(bare: Stack):
+    bare.registry.declare("decoder")
+    for name in ("decoder", ""):
+        failure = await failure_of(bare.generate.Generate(generate(model=name)))
+        assert (failure.code, failure.reason) == (Code.UNAVAILABLE, "NOT_READY")
+        assert failure.retry_s > 0
+    bare.registry.set_failed("decoder", "weights are torn")
+    failure = await failure_of(bare.generate.Generate(generate(model="decoder")))
+    assert (failure.code, failure.reason) == (Code.FAILED_PRECONDITION, "MODEL_FAILED")
+    assert "weights are torn" in failure.message
+
+
+async def test_compute_fault_and_unexpected_error(stack: Stack):
+    stack.engine.refusal = ComputeFault("not finite")
+    failure = await failure_of(stack.generate.Generate(generate()))
+    assert (failure.code, failure.reason) == (Code.INTERNAL, "COMPUTE_FAULT")
+    stack.engine.refusal = RuntimeError("secret path /root")
+    for call in (stack.generate.Generate(generate()), stack.generate.GenerateStream(generate())):
+        failure = await failure_of(call)
+        assert (failure.code, failure.message) == (Code.INTERNAL, "internal error")
+
+
+async def test_message_over_the_limit(stack: Stack):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stack.embed.Embed(embed(inputs=[Input(text="a" * 200_000)]))
+    assert caught.value.code() is Code.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(("request_", "field"), UNSERVED)
+async def test_fields_not_served_yet_are_refused_by_name(stack: Stack, request_, field):
+    failure = await failure_of(stack.generate.Generate(request_))
+    assert (failure.code, failure.reason) == (Code.UNIMPLEMENTED, "NOT_IMPLEMENTED")
+    assert field in failure.message
+
+
+async def test_neutral_values_of_fields_not_served_yet_are_accepted(stack: Stack):
+    request = sampling(repetition_penalty=1, frequency_penalty=0, presence_penalty=0)
+    assert (await stack.generate.Generate(request)).completions[0].text == "ok"
+
+
+async def test_methods_not_served_yet(stack: Stack):
+    rerank = score_pb2.RerankRequest(query="q", documents=["d"])
+    classify = score_pb2.ClassifyRequest(inputs=[A])
+    sparse = embed(kind=embed_pb2.EMBEDDING_KIND_SPARSE)
+    for call in (stack.score.Rerank(rerank), stack.score.Classify(classify), stack.embed.Embed(sparse)):
+        assert (await failure_of(call)).code is Code.UNIMPLEMENTED
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in stack.embed.EmbedStream(iter([embed()])):
+            pass
+    assert caught.value.code() is Code.UNIMPLEMENTED
+
+
+async def test_deadline_stops_the_work(stack: Stack):
+    stack.engine.block = True
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stack.embed.Embed(embed(), timeout=0.2)
+    assert caught.value.code() is Code.DEADLINE_EXCEEDED
+    await asyncio.wait_for(stack.engine.unblocked.wait(), 5)
+
+
+async def test_client_that_goes_away_stops_the_work(stack: Stack):
+    stack.engine.block = True
+    call = stack.score.Score(score())
+    await asyncio.wait_for(stack.engine.blocked.wait(), 5)
+    call.cancel()
+    await asyncio.wait_for(stack.engine.unblocked.wait(), 5)
+
+
+async def test_many_bad_inputs_still_fit_the_trailers(stack: Stack):
+    labels = ["日" * 100] * 8
+    failure = await failure_of(stack.score.Score(score(items=[Input(text="日" * 30)] * 8)))
+    assert set(failure.violations) == {f"items[{i}]" for i in range(8)}
+    failure = await failure_of(stack.score.Score(score(labels=labels)))
+    assert list(failure.violations) == ["labels[0]"]

@@ -1,0 +1,111 @@
+"""Health follows the registry; a drain tells first, then refuses, then waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from pyruntime.registry import ModelRegistry
+from pyruntime.service.server_builder import build_server
+from pyruntime.v1 import generate_pb2, model_pb2
+from tests.fakes import play
+from tests.service.conftest import SETTINGS, Stack, failure_of
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+GENERATE = "pyruntime.v1.GenerateService"
+EMBED = "pyruntime.v1.EmbedService"
+SERVICES = ("", GENERATE, EMBED, "pyruntime.v1.ScoreService", "pyruntime.v1.ModelService")
+
+
+async def check(stack: Stack, service: str) -> int:
+    return (await stack.health.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+
+class Watcher:
+    """One Watch stream; ``next`` is its next state."""
+
+    def __init__(self, stack: Stack, service: str) -> None:
+        self._call = stack.health.Watch(health_pb2.HealthCheckRequest(service=service))
+
+    async def next(self) -> int:
+        return (await asyncio.wait_for(self._call.read(), 5)).status
+
+
+async def test_nothing_serves_before_a_model_is_loaded(bare: Stack):
+    bare.registry.declare("decoder")
+    assert [await check(bare, service) for service in SERVICES] == [NOT_SERVING] * 5
+
+
+async def test_watch_sees_each_transition(bare: Stack):
+    overall, generate, embed = (Watcher(bare, service) for service in ("", GENERATE, EMBED))
+    assert [await each.next() for each in (overall, generate, embed)] == [NOT_SERVING] * 3
+    bare.registry.declare("encoder")
+    bare.registry.declare("decoder")
+    # From a thread of its own, as the loader does it.
+    await asyncio.to_thread(bare.registry.set_serving, "encoder", bare.encoder)
+    assert await embed.next() == SERVING
+    assert await check(bare, GENERATE) == NOT_SERVING
+    assert await check(bare, "") == NOT_SERVING  # one model is still loading
+    await asyncio.to_thread(bare.registry.set_serving, "decoder", bare.decoder)
+    assert await generate.next() == SERVING
+    assert await overall.next() == SERVING
+    drain = asyncio.create_task(bare.server.drain(5))
+    assert [await each.next() for each in (overall, generate, embed)] == [NOT_SERVING] * 3
+    await drain
+
+
+async def test_a_model_that_fails_does_not_hold_up_the_others(bare: Stack):
+    bare.registry.declare("decoder")
+    bare.registry.declare("broken")
+    watcher = Watcher(bare, "")
+    assert await watcher.next() == NOT_SERVING
+    bare.registry.set_serving("decoder", bare.decoder)
+    bare.registry.set_failed("broken", "torn")
+    assert await watcher.next() == SERVING
+
+
+async def test_unknown_service(stack: Stack):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await check(stack, "nobody")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_drain_lets_running_requests_end(stack: Stack):
+    stream = play("abc")
+    stream.hold = 2
+    stack.engine.next_stream = stream
+    call = stack.generate.GenerateStream(generate_pb2.GenerateRequest(text="x"))
+    assert (await call.read()).text == "a"
+    watcher = Watcher(stack, "")
+    assert await watcher.next() == SERVING
+    drain = asyncio.create_task(stack.server.drain(20))
+    assert await watcher.next() == NOT_SERVING
+    failure = await failure_of(stack.models.GetModel(model_pb2.GetModelRequest(model="decoder")))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_READY")
+    assert failure.retry_s > 0
+    assert not drain.done()
+    stream.stopped.set()  # the engine goes on
+    assert [(await call.read()).text for _ in range(2)] == ["b", "c"]
+    assert await call.read() is grpc.aio.EOF
+    await asyncio.wait_for(drain, 10)
+
+
+async def test_drain_ends_what_runs_past_its_grace(stack: Stack):
+    stream = play("abc")
+    stream.hold = 1
+    stack.engine.next_stream = stream
+    call = stack.generate.GenerateStream(generate_pb2.GenerateRequest(text="x"))
+    assert (await call.read()).text == "a"
+    await asyncio.wait_for(stack.server.drain(0.05), 10)
+    assert stream.stopped.is_set()
+
+
+async def test_a_taken_port_is_an_error(stack: Stack):
+    second = build_server(ModelRegistry(), SETTINGS.model_copy(update={"port": stack.server.port}))
+    with pytest.raises(RuntimeError):
+        await second.start()
+    await second.drain(0)

@@ -1,0 +1,109 @@
+"""server.py with a loader of its own: health while loading, failures, signals, exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import server
+from pyruntime.config import Settings
+from pyruntime.registry import ServedModel
+from pyruntime.types import Capability
+from tests.fakes import fake_model
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def load(monkeypatch) -> Callable[[Callable[[str], ServedModel]], None]:
+    """Puts a loader in the place of the one that needs real weights."""
+
+    def install(loader: Callable[[str], ServedModel]) -> None:
+        module = SimpleNamespace(load_served_model=lambda name, path, settings, progress: loader(name))
+        monkeypatch.setitem(sys.modules, "pyruntime.serving", module)
+
+    return install
+
+
+async def states(port: int) -> list[int]:
+    """Overall health, each change, until the server goes away."""
+    seen = []
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await asyncio.wait_for(channel.channel_ready(), 10)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        try:
+            async for response in watch:
+                seen.append(response.status)
+                if response.status == SERVING:
+                    os.kill(os.getpid(), signal.SIGTERM)
+        except grpc.aio.AioRpcError as error:
+            assert error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    return seen
+
+
+async def test_health_from_start_to_end(load, capsys):
+    asked = threading.Event()
+
+    def loader(name: str) -> ServedModel:
+        if name == "torn":
+            raise ValueError("weights are torn")
+        assert asked.wait(10)  # health has been asked while this model was loading
+        return fake_model(name, {Capability.GENERATE})
+
+    load(loader)
+    port = free_port()
+    running = asyncio.create_task(server.serve(Settings(models={"torn": "a", "good": "b"}, port=port)))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await asyncio.wait_for(channel.channel_ready(), 10)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert answer.status == NOT_SERVING
+    watching = asyncio.create_task(states(port))
+    asked.set()
+    assert await asyncio.wait_for(running, 20) == 0
+    seen = await watching
+    assert seen[-2:] == [SERVING, NOT_SERVING]
+    out = capsys.readouterr().out
+    assert f"SERVING on 127.0.0.1:{port}: good" in out
+    assert f"127.0.0.1:{port} pyruntime.v1.GenerateService/GenerateStream" in out
+
+
+async def test_no_model_at_all_is_a_failure(load, caplog):
+    def loader(name: str) -> ServedModel:
+        raise ValueError("weights are torn")
+
+    load(loader)
+    assert await asyncio.wait_for(server.serve(Settings(models={"torn": "a"}, port=free_port())), 20) == 1
+    assert "model torn is not served: weights are torn" in caplog.text
+
+
+async def test_a_taken_port_is_a_failure(load, caplog):
+    load(lambda name: fake_model(name, {Capability.EMBED}))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert await server.serve(Settings(models={"m": "a"}, port=port)) == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in caplog.text
+
+
+def test_nothing_to_serve_is_bad_usage(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["server.py"])
+    assert server.main() == 2
+    assert "--model NAME=PATH" in capsys.readouterr().err
