@@ -7,6 +7,7 @@ a step, however many of its sequences moved.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -68,10 +69,9 @@ class Job:
         return StepTiming(queue_s=started - self.submitted_at, compute_s=time.monotonic() - started)
 
     def _call(self, function: Callable[..., None], *args: Any) -> None:
-        try:
+        # A closed event loop: nobody is left to tell.
+        with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:
-            pass  # the client's event loop is closed: nobody is left to tell
 
 
 class BatchJob(Job):
@@ -118,7 +118,7 @@ class BatchJob(Job):
 
 class EmbedJob(BatchJob):
     def __init__(self, request: EmbedRequest) -> None:
-        types = request.token_type_ids or [None] * len(request.inputs)
+        types: list[Any] = request.token_type_ids or [None] * len(request.inputs)
         sequences = [
             Sequence(Task.EMBED, list(ids), request, index, request.priority, token_type_ids=kinds)
             for index, (ids, kinds) in enumerate(zip(request.inputs, types, strict=True))

@@ -80,7 +80,8 @@ def _cache(loaded: LoadedModel, settings: Settings) -> KVCache | None:
     size = settings.kv_block_size
     fitting = blocks_in_budget(shapes, size, loaded.dtype, settings.kv_cache_bytes)
     if fitting < 2:
-        raise ModelLoadError(f"kv_cache_bytes {settings.kv_cache_bytes} holds {fitting} blocks of {size} tokens; 2 are needed")
+        problem = f"holds {fitting} blocks of {size} tokens; 2 are needed"
+        raise ModelLoadError(f"kv_cache_bytes {settings.kv_cache_bytes} {problem}")
     return KVCache(shapes, fitting, size, loaded.dtype, loaded.device)
 
 

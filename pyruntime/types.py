@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -177,7 +177,7 @@ class SequenceRows:
     of what is known of the sequence, so a head reads it; False for a prompt chunk that goes on.
     """
 
-    sequence: object
+    sequence: Any
     task: Task
     start: int
     length: int

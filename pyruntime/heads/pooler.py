@@ -42,8 +42,7 @@ class Pooler:
         # Sequences of other tasks stand in the same packed rows; one element of their last row costs nothing.
         requests = [rows.sequence.payload if id(rows) in wanted else None for rows in batch.rows]
         pooled = _pool(hidden, batch.query_starts, requests)
-        picked = [i for i, request in enumerate(requests) if request is not None]
-        return [pooled[i, : requests[i].dimensions] for i in picked]
+        return [pooled[i, : request.dimensions] for i, request in enumerate(requests) if request is not None]
 
     def _pool_chunked(self, hidden: torch.Tensor, rows: SequenceRows) -> torch.Tensor:
         pieces = [*rows.sequence.partial_hidden, hidden[rows.start : rows.start + rows.length]]

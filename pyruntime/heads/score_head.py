@@ -8,7 +8,7 @@ import torch
 
 from pyruntime.model.output_head import OutputHead
 from pyruntime.ops import scores
-from pyruntime.types import ForwardBatch, ScoringBatchResult, SequenceRows, Task
+from pyruntime.types import ForwardBatch, ScoreRequest, ScoringBatchResult, SequenceRows, Task
 
 
 class ScoreHead:
@@ -25,8 +25,9 @@ class ScoreHead:
         last = hidden[torch.tensor([rows.start + rows.length - 1 for rows in reading], device=hidden.device)]
         logits = self._label_logits(last, reading)
         totals = self._vocabulary_totals(last, reading)
+        requests = [rows.sequence.payload for rows in reading]
         return ScoringBatchResult(
-            [_scores(rows.sequence.payload, own, totals.get(i)) for i, (rows, own) in enumerate(zip(reading, logits, strict=True))]
+            [_scores(request, logits[i], totals.get(i)) for i, request in enumerate(requests)],
         )
 
     def _label_logits(self, last: torch.Tensor, reading: list[SequenceRows]) -> list[torch.Tensor]:
@@ -48,7 +49,7 @@ class ScoreHead:
         return dict(zip(wanted, totals, strict=True))
 
 
-def _scores(request: object, logits: torch.Tensor, total: torch.Tensor | None) -> list[float] | None:
+def _scores(request: ScoreRequest, logits: torch.Tensor, total: torch.Tensor | None) -> list[float] | None:
     if total is None:
         values = torch.softmax(logits / request.temperature, dim=-1)
     else:

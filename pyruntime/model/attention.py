@@ -8,7 +8,7 @@ are handled here, by the compiled kernels.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AttentionInterface
@@ -23,8 +23,8 @@ IMPLEMENTATION = "pyruntime_packed"
 
 # Keywords that some layers pass along and that do not change what attention computes here.
 HARMLESS_KEYWORDS = frozenset(
-    "position_ids position_embeddings cache_position use_cache cache output_attentions output_hidden_states return_dict "
-    "head_mask past_key_value past_key_values logits_to_keep input_ids inputs_embeds token_type_ids".split()
+    "position_ids position_embeddings cache_position use_cache cache output_attentions output_hidden_states "
+    "return_dict head_mask past_key_value past_key_values logits_to_keep input_ids inputs_embeds token_type_ids".split()
 )
 
 
@@ -65,26 +65,34 @@ def packed_attention_forward(
     if attention_context is None:
         raise ModelLoadError(f"{type(module).__name__} does not hand keyword arguments down to its attention")
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     if attention_context.probe is not None:
-        _record(attention_context.probe, module, rows, causal, sliding_window, keywords)
-    options = {
+        _record(attention_context.probe, module, k, v, causal, sliding_window, keywords)
+    options: dict[str, Any] = {
         "scale": query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         "window_left": -1 if sliding_window is None else sliding_window - 1,
         "softcap": float(softcap or 0.0),
         "sinks": s_aux,
     }
     if attention_context.cache is None:
-        output = attention_ops.packed_attention(*rows, attention_context.batch.query_starts, causal=causal, **options)
+        output = attention_ops.packed_attention(q, k, v, attention_context.batch.query_starts, causal=causal, **options)
     else:
-        output = _paged(module.layer_idx, *rows, attention_context, options)
+        layer = cast(int, module.layer_idx)
+        output = _paged(layer, q, k, v, attention_context.batch, attention_context.cache, options)
     return output.unsqueeze(0), None
 
 
 def _paged(
-    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, context: AttentionContext, options: dict
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    batch: ForwardBatch,
+    cache: KVCache,
+    options: dict[str, Any],
 ) -> torch.Tensor:
-    cache, batch = context.cache, context.batch
+    if batch.slot_mapping is None or batch.kv_lengths is None or batch.block_tables is None:
+        raise ValueError("a causal model's batch must say where its keys and values lie")
     cache.store(layer, key, value, batch.slot_mapping)
     return attention_ops.paged_attention(
         query,
@@ -100,7 +108,8 @@ def _paged(
 def _record(
     probe: dict[int, LayerTraits],
     module: torch.nn.Module,
-    rows: list[torch.Tensor],
+    key: torch.Tensor,
+    value: torch.Tensor,
     causal: bool,
     window: int | None,
     keywords: dict[str, Any],
@@ -111,12 +120,9 @@ def _record(
         raise ModelLoadError(f"{name} passes attention options that the packed kernels do not know: {unknown}")
     if window is not None and not causal:
         raise ModelLoadError(f"{name} uses a two-sided attention window, which is not served yet")
-    layer = getattr(module, "layer_idx", None)
-    if layer is None:
-        layer = len(probe)
+    layer = cast(int, getattr(module, "layer_idx", len(probe)))
     if layer in probe:
         raise ModelLoadError(f"{name}: two attention modules share layer index {layer}")
-    _, key, value = rows
     probe[layer] = LayerTraits(LayerShape(key.shape[1], key.shape[2], value.shape[2]), causal, window)
 
 

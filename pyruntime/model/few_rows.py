@@ -7,7 +7,6 @@ from torch.nn import functional
 
 from pyruntime.ops.linear import linear_rows
 
-
 # Past this many rows torch's blocked product is the faster one.
 MAX_ROWS = 32
 

@@ -30,8 +30,8 @@ class LoadedModel:
 
     folder: Path
     config: Any
-    model: torch.nn.Module
-    body: torch.nn.Module
+    model: Any
+    body: Any
     output_head: OutputHead | None
     layers: dict[int, LayerTraits]
     is_causal: bool
@@ -99,7 +99,8 @@ def load_model(folder: Path, dtype: str, device: str) -> LoadedModel:
     layers = _probe(body, device, offset)
     causal = {traits.is_causal for traits in layers.values()}
     if len(causal) != 1:
-        raise ModelLoadError(f"{folder}: {len(causal)} kinds of attention among {len(layers)} packed layers; one is served")
+        problem = f"{len(causal)} kinds of attention among {len(layers)} packed layers; one is served"
+        raise ModelLoadError(f"{folder}: {problem}")
     return LoadedModel(
         folder=folder,
         config=model.config,
@@ -115,9 +116,9 @@ def load_model(folder: Path, dtype: str, device: str) -> LoadedModel:
     )
 
 
-def _load_weights(folder: Path, architecture: str, dtype: torch.dtype) -> torch.nn.Module:
+def _load_weights(folder: Path, architecture: str, dtype: torch.dtype) -> Any:
     if architecture.endswith(CAUSAL_SUFFIXES):
-        loader = AutoModelForCausalLM
+        loader: Any = AutoModelForCausalLM
     elif architecture.endswith(PLAIN_SUFFIXES):
         loader = AutoModel
     else:
@@ -141,19 +142,19 @@ def _torch_dtype(name: str, config: Any, device: str) -> torch.dtype:
     return torch.float32 if stored is torch.float16 and device == "cpu" else stored
 
 
-def _position_offset(body: torch.nn.Module) -> int:
+def _position_offset(body: Any) -> int:
     """RoBERTa's positions start at padding_idx + 1; its position table says so by having a padding index."""
     table = getattr(getattr(body, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
     return 0 if padding is None else padding + 1
 
 
-def _takes_token_types(body: torch.nn.Module) -> bool:
+def _takes_token_types(body: Any) -> bool:
     has_types = (getattr(body.config, "type_vocab_size", 0) or 0) > 0
     return has_types and "token_type_ids" in inspect.signature(body.forward).parameters
 
 
-def _probe(body: torch.nn.Module, device: str, offset: int) -> dict[int, LayerTraits]:
+def _probe(body: Any, device: str, offset: int) -> dict[int, LayerTraits]:
     """One small forward that records what every layer asks of attention and refuses what is unknown."""
     layers: dict[int, LayerTraits] = {}
     batch = ForwardBatch(
@@ -174,7 +175,7 @@ def _probe(body: torch.nn.Module, device: str, offset: int) -> dict[int, LayerTr
 
 @torch.inference_mode()
 def run_body(
-    body: torch.nn.Module,
+    body: Any,
     batch: ForwardBatch,
     context: AttentionContext,
     position_offset: int,

@@ -34,7 +34,7 @@ class OutputHead:
         return torch.tanh(raw / self.softcap) * self.softcap if self.softcap else raw
 
 
-def output_head_of(model: torch.nn.Module, config: Any) -> OutputHead:
+def output_head_of(model: Any, config: Any) -> OutputHead:
     """The head of a ``…ForCausalLM`` model; the load-time self-check compares its logits with the model's own."""
     linear_module = model.get_output_embeddings()
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)

@@ -11,7 +11,13 @@ from pyruntime.model.runner import ModelRunner
 from pyruntime.scheduler.batch_builder import BatchBuilder
 from pyruntime.self_check import check_scheduler, self_check
 
-COMMON = {"vocab_size": 199, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+COMMON = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+}
 GROUPED = COMMON | {"num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0}
 WINDOWED = GROUPED | {"sliding_window": 32, "head_dim": 16}
 MOE = GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_experts": 4, "num_local_experts": 4}

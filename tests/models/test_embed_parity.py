@@ -6,9 +6,9 @@ import random
 import numpy as np
 import pytest
 import torch
-from tests.models.texts import WORDS
 
 from pyruntime.types import EmbedRequest, PoolingType
+from tests.models.texts import WORDS
 
 NUM_TEXTS = 200
 

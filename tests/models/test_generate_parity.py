@@ -5,9 +5,9 @@ import functools
 
 import pytest
 import torch
-from tests.models.texts import prompt_ids
 
 from pyruntime.types import EmbedRequest, GenerateRequest, PoolingType, SamplingParams, ScoreRequest, StopParams
+from tests.models.texts import prompt_ids
 
 NEW_TOKENS = 64
 # Lengths around the window (512) and the page (16) borders, then ordinary prompts.
@@ -68,7 +68,10 @@ async def test_alone(gemma, reference, length):
 async def test_with_31_other_streams(gemma, reference):
     """All ten prompts and 22 sampled streams run together; every greedy answer stays what it was."""
     references = [reference(length) for length in LENGTHS]
-    others = [request(prompt_ids(gemma.tokenizer, 20 + 3 * i, seed=900 + i), 40 + i, seed=i, temperature=1.0) for i in range(22)]
+    others = [
+        request(prompt_ids(gemma.tokenizer, 20 + 3 * i, seed=900 + i), 40 + i, seed=i, temperature=1.0)
+        for i in range(22)
+    ]
     answers = await asyncio.gather(
         *(tokens_of(gemma.engine, request(ids)) for ids, _, _ in references),
         *(tokens_of(gemma.engine, other) for other in others),
@@ -79,7 +82,9 @@ async def test_with_31_other_streams(gemma, reference):
 
 
 async def test_seeded_draws_do_not_depend_on_the_batch(gemma):
-    sampled = [request(prompt_ids(gemma.tokenizer, 30, seed=i), 16, seed=77 + i, temperature=0.8, top_p=0.9) for i in range(4)]
+    sampled = [
+        request(prompt_ids(gemma.tokenizer, 30, seed=i), 16, seed=77 + i, temperature=0.8, top_p=0.9) for i in range(4)
+    ]
     alone = [await tokens_of(gemma.engine, each) for each in sampled]
     together = await asyncio.gather(*(tokens_of(gemma.engine, each) for each in sampled))
     assert alone == together

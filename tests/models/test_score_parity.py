@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tests.models.texts import text
 
 from pyruntime.types import ScoreRequest
+from tests.models.texts import text
 
 LABELS = [" yes", " no", " maybe", "7"]
 

@@ -7,7 +7,6 @@ import os
 import grpc
 import numpy as np
 import pytest
-from tests.models.texts import text
 
 from pyruntime.config import Settings
 from pyruntime.registry import ModelRegistry
@@ -21,6 +20,7 @@ from pyruntime.v1 import (
     score_pb2,
     score_pb2_grpc,
 )
+from tests.models.texts import text
 
 GEMMA, MINILM = "gemma-3-270m", "all-minilm-l6-v2"
 # The allocator keeps some pages for reuse; what a leak of one burst would add is well above this.
@@ -52,7 +52,8 @@ def generate_request(i):
 
 def embed_request(i):
     return embed_pb2.EmbedRequest(
-        model=MINILM if i % 4 else GEMMA, inputs=[common_pb2.Input(text=text(1000 + i + 7 * j, 2 + i % 60)) for j in range(2)]
+        model=MINILM if i % 4 else GEMMA,
+        inputs=[common_pb2.Input(text=text(1000 + i + 7 * j, 2 + i % 60)) for j in range(2)],
     )
 
 

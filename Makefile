@@ -1,0 +1,78 @@
+# One command does the main job: `make serve`. All targets share one virtual environment, .venv.
+# The pins are in constraints.txt alone; what is needed is listed in pyproject.toml alone.
+
+PORT ?= 50051
+# The first Python of at least 3.11. Any other: make PYTHON=/path/to/python3
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
+            $(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
+# An index that has torch's CPU build, for machines where the default index offers the CUDA build:
+# make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP_INSTALL := $(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+BUILD_TOOLS = $(shell $(BIN)/python -c 'import tomllib; print(*(f"\"{r}\"" for r in tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"]))')
+BUILD_INPUTS := setup.py CMakeLists.txt $(shell find csrc proto -type f 2>/dev/null)
+STAMPS := $(VENV)/.stamps
+# cmake and ninja come from .venv: a build must not depend on what else the machine has.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: serve install test test-all bench lint proto clean help
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: install $(STAMPS)/demo  ## serve the two demo models on 127.0.0.1:PORT (default 50051)
+	$(BIN)/python server.py --demo --host 127.0.0.1 --port $(PORT)
+
+install: $(STAMPS)/built  ## .venv with pinned dependencies, the compiled extension, the protobuf code
+
+test: install $(STAMPS)/dev $(STAMPS)/demo  ## the test suite without the tests marked slow
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-all: install $(STAMPS)/dev $(STAMPS)/demo  ## every test
+	$(BIN)/python -m pytest
+
+bench: install $(STAMPS)/bench $(STAMPS)/demo  ## load against a server it starts; results in benchmarks/results/
+	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+lint: install $(STAMPS)/dev  ## ruff, mypy, clang-format, proto lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $$(find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+	$(BIN)/python tools/lint_protos.py
+
+proto: install  ## generate the protobuf code alone
+	$(BIN)/python setup.py build_proto
+
+clean:  ## remove everything that the other targets made here
+	rm -rf $(VENV) build dist *.egg-info pyruntime/_C*.so pyruntime/v1 .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(STAMPS)/venv:
+	@test -n "$(PYTHON)" || { echo "pyruntime needs Python 3.11 or newer; none found. Name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@command -v g++ >/dev/null || { echo "pyruntime needs g++ to build its extension; install it first" >&2; exit 1; }
+	@echo "creating $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# Build tools first, since the project is built without isolation: an isolated build would take torch a second time.
+$(STAMPS)/tools: constraints.txt pyproject.toml | $(STAMPS)/venv
+	@echo "installing the pinned build tools and torch"
+	@$(PIP_INSTALL) $(BUILD_TOOLS)
+	@touch $@
+
+$(STAMPS)/built: $(STAMPS)/tools $(BUILD_INPUTS)
+	@echo "generating the protobuf code, installing the pinned dependencies, building the extension"
+	@$(BIN)/python setup.py --quiet build_proto
+	@$(PIP_INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+# The extras: what only some targets need (the demo models are a quarter of a gigabyte).
+$(STAMPS)/demo $(STAMPS)/dev $(STAMPS)/bench: $(STAMPS)/%: $(STAMPS)/tools pyproject.toml | $(STAMPS)/built
+	@echo "installing the pinned extra: $*"
+	@$(PIP_INSTALL) $(shell $(BIN)/python -c 'import tomllib; print(*(f"\"{r}\"" for r in tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"]))' 2>/dev/null)
+	@touch $@

@@ -1,0 +1,3 @@
+"""The compiled module; importing it registers ``torch.ops.pyruntime.*``."""
+
+def build_info() -> dict[str, object]: ...

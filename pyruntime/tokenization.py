@@ -1,0 +1,119 @@
+"""Text to token ids and back, over the fast tokenizers of transformers.
+
+All methods may be called from several threads at once: truncation and padding, the only state that a
+fast tokenizer changes while it encodes, are switched off at construction and done here instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pyruntime.detokenization import IncrementalDetokenizer, StopMatcher
+from pyruntime.errors import CapabilityMissing, InvalidField, ModelLoadError
+
+__all__ = ["IncrementalDetokenizer", "StopMatcher", "Tokenizer"]
+
+
+class Tokenizer:
+    """One model's tokenizer.
+
+    vocab_size         ids are below this; counts added tokens, so it may differ from the model's rows
+    eos_token_ids      the tokenizer's own end-of-sequence ids (generation_config.json may know more)
+    special_token_ids  ids that decoding with ``skip_special_tokens`` leaves out
+    num_special        how many tokens encoding adds around one text
+    """
+
+    def __init__(self, hf_tokenizer: Any) -> None:
+        backend = getattr(hf_tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ModelLoadError(f"{type(hf_tokenizer).__name__} has no fast implementation (tokenizer.json)")
+        backend.no_truncation()
+        backend.no_padding()
+        self._hf = hf_tokenizer
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self.vocab_size: int = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+        eos = hf_tokenizer.eos_token_id
+        self.eos_token_ids: frozenset[int] = frozenset() if eos is None else frozenset([eos])
+        self.special_token_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
+        self._head, self._tail = _added_around(backend)
+        self.num_special: int = len(self._head) + len(self._tail)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> Tokenizer:
+        """The tokenizer of a Hugging Face folder or hub name; raises ``ModelLoadError`` if there is none."""
+        from transformers import AutoTokenizer
+
+        try:
+            return cls(AutoTokenizer.from_pretrained(str(path)))
+        except (ImportError, KeyError, OSError, ValueError) as error:
+            raise ModelLoadError(f"no tokenizer can be read from {path}: {error}") from error
+
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """Ids of ``text``, of any length; special tokens around it where the model has them."""
+        return self.encode_batch([text], special_tokens=special_tokens)[0]
+
+    def encode_batch(self, texts: list[str], *, special_tokens: bool = True) -> list[list[int]]:
+        """Ids of each text, in order; parallel over texts, without the interpreter lock."""
+        # The fast form leaves out character offsets, which nothing here reads.
+        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def truncate(self, ids: list[int], limit: int, keep: Literal["head", "tail"]) -> list[int]:
+        """At most ``limit`` of ``ids``, which were encoded with special tokens; those stay at both ends.
+
+        Raises ``InvalidField`` when the limit leaves no room for text beside the special tokens.
+        """
+        if len(ids) <= limit:
+            return ids
+        head = len(self._head) if ids[: len(self._head)] == self._head else 0
+        tail = len(self._tail) if ids[len(ids) - len(self._tail) :] == self._tail else 0
+        room = limit - head - tail
+        if room < 1:
+            problem = f"{limit} leaves no room beside {head + tail} special tokens; at least {head + tail + 1}"
+            raise InvalidField("max_tokens", problem)
+        end = len(ids) - tail
+        kept = ids[head : head + room] if keep == "head" else ids[end - room : end]
+        return ids[:head] + kept + ids[end:]
+
+    def render_chat(self, messages: list[dict[str, Any]], **kw: Any) -> str:
+        """The conversation as the model's own template writes it, ready for the assistant's next turn.
+
+        The text holds the special tokens the model expects: encode it with ``special_tokens=False``.
+        ``kw`` goes to the template. Raises ``CapabilityMissing`` without a template and ``InvalidField``
+        when the template refuses the messages.
+        """
+        if not self._hf.chat_template:
+            raise CapabilityMissing("this model has no chat template; send text or token ids")
+        options = {"add_generation_prompt": True, **kw}
+        try:
+            return str(self._hf.apply_chat_template(messages, tokenize=False, **options))
+        # A template is a program of the model's author: what it raises on odd messages is not limited.
+        except Exception as error:
+            raise InvalidField("chat", f"the model's chat template refused the messages: {error}") from error
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ``ids``; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Each id's entry in the vocabulary, as it stands there; empty for an id outside of it."""
+        return [self._backend.id_to_token(i) or "" for i in ids]
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
+        """A fresh detokenizer for one stream of ids; for use by one thread at a time."""
+        skipped = self.special_token_ids if skip_special_tokens else frozenset()
+        return IncrementalDetokenizer(self._backend, skipped)
+
+
+def _added_around(backend: Any) -> tuple[list[int], list[int]]:
+    """The ids that encoding puts before and after a text."""
+    probe = backend.encode("a")
+    mask = probe.special_tokens_mask
+    if all(mask):
+        raise ModelLoadError("the tokenizer encodes the letter a as nothing but special tokens")
+    first = mask.index(0)
+    after = len(mask) - mask[::-1].index(0)
+    return probe.ids[:first], probe.ids[after:]

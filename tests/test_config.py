@@ -1,0 +1,140 @@
+"""Settings: precedence of their sources, and what a mistake is answered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from pyruntime.config import Settings, allowed
+
+
+def load(*argv: str, **environ: str) -> Settings:
+    return Settings.load(argv, environ)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str, **environ: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        load(*argv, **environ)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_defaults() -> None:
+    settings = load()
+    assert (settings.port, settings.host, settings.models, settings.demo) == (50051, "127.0.0.1", {}, False)
+    assert settings.kv_cache_bytes == 2**30
+    assert settings.max_message_bytes == 64 * 2**20
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("port: 1\nthreads: 1\nkv_block_size: 1\nmodels: {a: /x}\n")
+    environ = {"PYRUNTIME_CONFIG": str(file), "PYRUNTIME_PORT": "2", "PYRUNTIME_THREADS": "2"}
+    settings = load("--port", "3", **environ)
+    assert (settings.port, settings.threads, settings.kv_block_size, settings.max_batch_tokens) == (3, 2, 1, 2048)
+    assert settings.models == {"a": "/x"}
+
+
+def test_the_config_flag_beats_the_config_variable(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("port: 1\n")
+    (tmp_path / "b.yaml").write_text("port: 2\n")
+    settings = load("--config", str(tmp_path / "b.yaml"), PYRUNTIME_CONFIG=str(tmp_path / "a.yaml"))
+    assert settings.port == 2
+
+
+def test_models_repeat_as_flags_and_join_in_the_environment() -> None:
+    expected = {"a": "/x", "b": "org/name"}
+    assert load("--model", "a=/x", "--model", "b=org/name").models == expected
+    assert load(PYRUNTIME_MODELS="a=/x, b=org/name").models == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1048576", 2**20), ("512MiB", 2**29), ("1.5 GiB", 3 * 2**29), ("2gb", 2 * 10**9), ("2048kib", 2**21)],
+)
+def test_byte_forms(text: str, expected: int) -> None:
+    assert load("--kv-cache-bytes", text).kv_cache_bytes == expected
+
+
+def test_booleans_both_ways() -> None:
+    assert load("--demo").demo
+    assert not load("--no-self-check").self_check
+    assert not load("--no-demo", PYRUNTIME_DEMO="true").demo
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
+    assert load(PYRUNTIME_PORT="").port == 50051
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--port", "99999"], ["--port", "'99999'", "the command line", "0 to 65535"]),
+        (["--dtype", "int3"], ["--dtype", "'int3'", "one of auto, float32, bfloat16"]),
+        (["--device", "tpu"], ["--device", "'tpu'", "cpu, cuda or cuda:INDEX"]),
+        (["--kv-cache-bytes", "12 parsecs"], ["--kv-cache-bytes", "'12 parsecs'", "1048576 to"]),
+        (["--model", "nameonly"], ["--model", "nameonly", "NAME=PATH"]),
+        (["--model", "a=/x", "--model", "a=/y"], ["--model", "each name once"]),
+        (["--threads", "two"], ["--threads", "'two'", "0 to 4096"]),
+        (["--host", ""], ["--host", "not empty"]),
+        (["--prot", "1"], ["--prot"]),
+    ],
+)
+def test_a_bad_flag_is_named_with_value_and_range(
+    capsys: pytest.CaptureFixture[str], argv: list[str], says: list[str]
+) -> None:
+    message = refusal(capsys, *argv)
+    assert all(part in message for part in says), message
+
+
+def test_a_bad_variable_names_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refusal(capsys, PYRUNTIME_DEMO="maybe")
+    assert "--demo: 'maybe' from the environment" in message
+    assert "true or false" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("porte: 1\n", "unknown keys porte"),
+        ("port: -1\n", "--port: -1 from the file"),
+        ("- port\n", "must be a mapping"),
+        ("a: [\n", "cannot be read"),
+        ("models: [a]\n", "NAME=PATH"),
+        ("models: {'': /x}\n", "NAME=PATH"),
+    ],
+)
+def test_a_bad_file_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, says: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(content)
+    assert says in refusal(capsys, "--config", str(file))
+
+
+def test_a_missing_file_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "cannot be read" in refusal(capsys, "--config", str(tmp_path / "none.yaml"))
+
+
+def test_every_mistake_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refusal(capsys, "--port", "-1", PYRUNTIME_THREADS="x")
+    assert "--port" in message
+    assert "--threads" in message
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError):
+        load().port = 1  # type: ignore[misc]
+
+
+def test_help_lists_every_option_with_default_range_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        load("--help")
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for name, field in Settings.model_fields.items():
+        assert ("--model " if name == "models" else f"--{name.replace('_', '-')}") in text
+        assert f"[env PYRUNTIME_{name.upper()}]" in text
+        assert allowed(name) in text
+        if name != "models":
+            assert f"[default {field.default}]" in text
