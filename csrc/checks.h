@@ -1,0 +1,115 @@
+// What every launcher checks before it reads a value: device, dtype, shape, strides. Failures raise RuntimeError in
+// Python.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <initializer_list>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "cpu/kernels/kernels.h"
+
+namespace pyruntime {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+template <class... Parts>
+void require(bool condition, const Parts&... parts) {
+  if (condition) return;
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
+inline std::string describe(const Tensor& t) {
+  std::ostringstream out;
+  out << torch::headeronly::toString(t.scalar_type()) << " [";
+  for (int64_t i = 0; i < t.dim(); ++i) out << (i ? ", " : "") << t.size(i);
+  out << "]";
+  return out.str();
+}
+
+// `shape` entries of -1 fit any size.
+inline void check_shape(const Tensor& t, const char* name, std::initializer_list<int64_t> shape) {
+  bool fits = t.dim() == static_cast<int64_t>(shape.size());
+  int64_t i = 0;
+  for (int64_t size : shape) {
+    fits = fits && (size < 0 || t.size(i) == size);
+    ++i;
+  }
+  if (fits) return;
+  std::ostringstream wanted;
+  i = 0;
+  for (int64_t size : shape) {
+    wanted << (i++ ? ", " : "");
+    if (size < 0) {
+      wanted << "any";
+    } else {
+      wanted << size;
+    }
+  }
+  require(false, name, ": expected shape [", wanted.str(), "], got ", describe(t));
+}
+
+inline void check_cpu(const Tensor& t, const char* name) { require(t.is_cpu(), name, ": expected a CPU tensor"); }
+
+// An index or parameter array: dense, on the CPU, of one dtype.
+inline void check_array(const Tensor& t, const char* name, ScalarType dtype, std::initializer_list<int64_t> shape) {
+  check_cpu(t, name);
+  require(t.scalar_type() == dtype, name, ": expected dtype ", torch::headeronly::toString(dtype), ", got ",
+          describe(t));
+  check_shape(t, name, shape);
+  require(t.is_contiguous(), name, ": expected a contiguous tensor");
+}
+
+inline DType check_floating(const Tensor& t, const char* name) {
+  check_cpu(t, name);
+  switch (t.scalar_type()) {
+    case ScalarType::Float:
+      return DType::kFloat32;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Half:
+      return DType::kFloat16;
+    default:
+      require(false, name, ": expected float32, bfloat16 or float16, got ", describe(t));
+  }
+  return DType::kFloat32;
+}
+
+inline void check_same_dtype(const Tensor& t, const char* name, const Tensor& other, const char* other_name) {
+  check_cpu(t, name);
+  require(t.scalar_type() == other.scalar_type(), name, ": expected the dtype of ", other_name, " (",
+          torch::headeronly::toString(other.scalar_type()), "), got ", describe(t));
+}
+
+inline void check_dense_rows(const Tensor& t, const char* name) {
+  int64_t last = t.dim() - 1;
+  require(t.size(last) <= 1 || t.stride(last) == 1, name, ": the last dimension must be contiguous");
+}
+
+// starts[0] = 0, never falling, starts[last] = total.
+inline void check_starts(const Tensor& starts, const char* name, int64_t total) {
+  check_array(starts, name, ScalarType::Int, {-1});
+  int64_t count = starts.size(0);
+  require(count >= 1, name, ": expected at least one entry");
+  const int32_t* p = starts.const_data_ptr<int32_t>();
+  require(p[0] == 0, name, ": must begin with 0, got ", p[0]);
+  for (int64_t i = 1; i < count; ++i) {
+    require(p[i] >= p[i - 1], name, ": must not fall, but entry ", i, " is ", p[i], " after ", p[i - 1]);
+  }
+  require(p[count - 1] == total, name, ": must end with the number of rows, ", total, ", got ", p[count - 1]);
+}
+
+inline Tensor empty_cpu(std::initializer_list<int64_t> shape, ScalarType dtype) {
+  std::vector<int64_t> sizes(shape);
+  return torch::stable::empty({sizes.data(), sizes.size()}, dtype, std::nullopt,
+                              torch::stable::Device(torch::headeronly::DeviceType::CPU));
+}
+
+}  // namespace pyruntime

@@ -1,0 +1,132 @@
+// packed_attention and paged_attention: checks, tiles, threads.
+#include "../checks.h"
+#include "dispatch.h"
+
+namespace pyruntime {
+namespace {
+
+void check_queries(const Tensor& q, const Tensor& k, const Tensor& v, int64_t key_heads_at) {
+  check_floating(q, "q");
+  check_shape(q, "q", {-1, -1, -1});
+  for (const auto& [t, name] : {std::pair{&k, "k"}, std::pair{&v, "v"}}) {
+    check_same_dtype(*t, name, q, "q");
+    require(t->dim() == key_heads_at + 2, name, ": expected ", key_heads_at + 2, " dimensions, got ", describe(*t));
+    require(t->size(key_heads_at) == k.size(key_heads_at), name, ": expected ", k.size(key_heads_at), " heads, got ",
+            describe(*t));
+    check_dense_rows(*t, name);
+  }
+  check_dense_rows(q, "q");
+  int64_t heads = q.size(1), key_heads = k.size(key_heads_at), width = q.size(2);
+  require(width >= 1 && v.size(key_heads_at + 1) >= 1, "q, v: heads must be at least one wide");
+  require(k.size(key_heads_at + 1) == width, "k: expected heads ", width, " wide as q's, got ", describe(k));
+  require(key_heads >= 1 && heads % key_heads == 0 && heads >= 1, "q: ", heads, " heads is not a multiple of k's ",
+          key_heads);
+  require(heads / key_heads <= 64, "q: at most 64 query heads a key head, got ", heads / key_heads);
+}
+
+AttentionArgs common(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out, int64_t key_heads_at, bool causal,
+                     double scale, int64_t window_left, int64_t window_right, double softcap,
+                     const std::optional<Tensor>& sinks) {
+  require(scale == scale, "scale: must be a number");
+  require(softcap >= 0.0, "softcap: must be 0 (off) or positive, got ", softcap);
+  require(window_left >= -1, "window_left: must be -1 (unlimited) or more, got ", window_left);
+  require(window_right >= -1, "window_right: must be -1 (unlimited) or more, got ", window_right);
+  AttentionArgs a{};
+  a.q = q.const_data_ptr();
+  a.k = k.const_data_ptr();
+  a.v = v.const_data_ptr();
+  a.out = out.mutable_data_ptr();
+  a.dtype = check_floating(q, "q");
+  a.q_row = q.stride(0), a.q_head = q.stride(1);
+  a.k_row = k.stride(key_heads_at - 1), a.k_head = k.stride(key_heads_at);
+  a.v_row = v.stride(key_heads_at - 1), a.v_head = v.stride(key_heads_at);
+  a.q_heads = q.size(1), a.kv_heads = k.size(key_heads_at);
+  a.key_width = q.size(2), a.value_width = v.size(key_heads_at + 1);
+  a.causal = causal;
+  a.scale = static_cast<float>(scale), a.softcap = static_cast<float>(softcap);
+  a.window_left = window_left, a.window_right = window_right;
+  if (sinks.has_value()) {
+    check_array(*sinks, "sinks", ScalarType::Float, {a.q_heads});
+    a.sinks = sinks->const_data_ptr<float>();
+  }
+  return a;
+}
+
+void launch(const AttentionArgs& a, int64_t sequences) {
+  const Kernels& table = kernels();
+  const int64_t most = table.attention_tile_rows(a);
+  std::vector<AttentionTile> tiles;
+  for (int64_t s = 0; s < sequences; ++s) {
+    const int32_t queries = a.query_starts[s + 1] - a.query_starts[s];
+    for (int32_t head = 0; head < a.kv_heads; ++head) {
+      for (int32_t begin = 0; begin < queries; begin += static_cast<int32_t>(most)) {
+        const int32_t end = std::min<int32_t>(queries, begin + static_cast<int32_t>(most));
+        tiles.push_back({static_cast<int32_t>(s), head, begin, end});
+      }
+    }
+  }
+  const int64_t scratch = table.attention_scratch(a);
+  for_each_item(static_cast<int64_t>(tiles.size()), [&] {
+    return [&, buffer = std::make_shared<Scratch>(scratch)](int64_t i) { table.attention(a, tiles[i], buffer->get()); };
+  });
+}
+
+Tensor packed_attention(const Tensor q, const Tensor k, const Tensor v, const Tensor starts, bool causal, double scale,
+                        int64_t window_left, int64_t window_right, double softcap, const std::optional<Tensor> sinks) {
+  check_queries(q, k, v, 1);
+  const int64_t rows = q.size(0);
+  require(k.size(0) == rows && v.size(0) == rows, "k, v: expected ", rows, " rows as q has, got ", describe(k), " and ",
+          describe(v));
+  check_starts(starts, "starts", rows);
+  Tensor out = empty_cpu({rows, q.size(1), v.size(2)}, q.scalar_type());
+  AttentionArgs a = common(q, k, v, out, 1, causal, scale, window_left, window_right, softcap, sinks);
+  a.query_starts = starts.const_data_ptr<int32_t>();
+  launch(a, starts.size(0) - 1);
+  return out;
+}
+
+void check_pages(const AttentionArgs& a, int64_t sequences, int64_t blocks, int64_t table_width) {
+  for (int64_t s = 0; s < sequences; ++s) {
+    const int64_t keys = a.kv_lengths[s], queries = a.query_starts[s + 1] - a.query_starts[s];
+    require(keys >= queries, "kv_lengths: sequence ", s, " has ", queries, " query rows but ", keys, " keys");
+    const int64_t used = (keys + a.block_size - 1) / a.block_size;
+    require(used <= table_width, "block_tables: sequence ", s, " needs ", used, " blocks, the table is ", table_width,
+            " wide");
+    for (int64_t i = 0; i < used; ++i) {
+      const int64_t block = a.block_tables[s * a.table_stride + i];
+      require(block >= 0 && block < blocks, "block_tables: entry [", s, ", ", i, "] is ", block, ", outside the ",
+              blocks, " blocks of the cache");
+    }
+  }
+}
+
+Tensor paged_attention(const Tensor q, const Tensor k_cache, const Tensor v_cache, const Tensor query_starts,
+                       const Tensor kv_lengths, const Tensor block_tables, bool causal, double scale,
+                       int64_t window_left, double softcap, const std::optional<Tensor> sinks) {
+  check_queries(q, k_cache, v_cache, 2);
+  require(v_cache.size(0) == k_cache.size(0) && v_cache.size(1) == k_cache.size(1), "v_cache: expected the blocks of ",
+          describe(k_cache), ", got ", describe(v_cache));
+  check_starts(query_starts, "query_starts", q.size(0));
+  const int64_t sequences = query_starts.size(0) - 1;
+  check_array(kv_lengths, "kv_lengths", ScalarType::Int, {sequences});
+  check_array(block_tables, "block_tables", ScalarType::Int, {sequences, -1});
+  Tensor out = empty_cpu({q.size(0), q.size(1), v_cache.size(3)}, q.scalar_type());
+  AttentionArgs a = common(q, k_cache, v_cache, out, 2, causal, scale, window_left, -1, softcap, sinks);
+  a.k_block = k_cache.stride(0), a.v_block = v_cache.stride(0);
+  a.query_starts = query_starts.const_data_ptr<int32_t>();
+  a.kv_lengths = kv_lengths.const_data_ptr<int32_t>();
+  a.block_tables = block_tables.const_data_ptr<int32_t>();
+  a.table_stride = block_tables.size(1), a.block_size = k_cache.size(1);
+  require(a.block_size >= 1, "k_cache: blocks must hold at least one key, got ", describe(k_cache));
+  check_pages(a, sequences, k_cache.size(0), block_tables.size(1));
+  launch(a, sequences);
+  return out;
+}
+
+}  // namespace
+}  // namespace pyruntime
+
+STABLE_TORCH_LIBRARY_IMPL(pyruntime, CPU, m) {
+  m.impl("packed_attention", TORCH_BOX(&pyruntime::packed_attention));
+  m.impl("paged_attention", TORCH_BOX(&pyruntime::paged_attention));
+}

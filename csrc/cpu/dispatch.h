@@ -1,0 +1,52 @@
+// Which kernels this processor runs, and how launchers share work among torch's threads.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "kernels/kernels.h"
+
+namespace pyruntime {
+
+// The widest instruction set that the processor has; environment PYRUNTIME_CPU_CAPABILITY
+// (generic, avx2, avx512, avx512bf16) can lower it. Chosen at the first call.
+const Kernels& kernels();
+
+// work(item) for every item in [0, count), on torch's own pool (torch.set_num_threads rules). Threads take items one by
+// one for items differ much in size; results must not depend on which thread takes which.
+template <class MakeWorker>
+void for_each_item(int64_t count, const MakeWorker& make_worker) {
+  int64_t workers = static_cast<int64_t>(torch::stable::get_num_threads());
+  workers = workers < count ? workers : count;
+  if (workers <= 1) {
+    auto work = make_worker();
+    for (int64_t i = 0; i < count; ++i) work(i);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  torch::stable::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
+    auto work = make_worker();
+    for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) work(i);
+  });
+}
+
+// Float scratch on a cache line, owned by one worker.
+class Scratch {
+ public:
+  explicit Scratch(int64_t floats)
+      : data_(
+            static_cast<float*>(::operator new[](static_cast<size_t>(floats) * sizeof(float), std::align_val_t{64}))) {}
+  float* get() const { return data_.get(); }
+
+ private:
+  struct Release {
+    void operator()(float* p) const { ::operator delete[](p, std::align_val_t{64}); }
+  };
+  std::unique_ptr<float[], Release> data_;
+};
+
+}  // namespace pyruntime

@@ -1,0 +1,185 @@
+// A tile of attention: its buffers, loading of keys, scores q·k and the sum of weighted values.
+#pragma once
+
+#include "dot.h"
+
+namespace pyruntime::PYRUNTIME_ISA {
+namespace {
+
+constexpr int64_t kKeys = 64;
+constexpr int64_t kTileRows = 64;
+constexpr float kNothing = -__builtin_huge_valf();
+
+int64_t padded(int64_t width) { return (width + kLanes - 1) / kLanes * kLanes; }
+int64_t smallest(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t largest(int64_t a, int64_t b) { return a > b ? a : b; }
+
+template <class T>
+void widen_row(const void* source, float* target, int64_t width, int64_t padded_width) {
+  auto p = static_cast<const typename T::Element*>(source);
+  using Half = std::conditional_t<sizeof(typename T::Element) == 4, Vec, HalfWords>;
+  int64_t d = 0;
+  for (; d + kLanes <= width; d += kLanes) {
+    Vec v = widen(load_as<Half>(p + d), T{});
+    memcpy(target + d, &v, sizeof(v));
+  }
+  if (d < padded_width) {
+    Vec v = widen(load_first<Half>(p + d, width - d, sizeof(*p)), T{});
+    memcpy(target + d, &v, sizeof(v));
+  }
+}
+
+// One tile's buffers, all float32, rows padded to whole vectors.
+struct Buffers {
+  float* q;       // [kTileRows, D]
+  float* k;       // [kKeys, D]
+  float* v;       // [kKeys, Dv]
+  float* scores;  // [kTileRows, kKeys]
+  float* out;     // [kTileRows, Dv]
+  float* maxima;  // [kTileRows]
+  float* sums;    // [kTileRows]
+};
+
+Buffers carve(const AttentionArgs& a, float* scratch) {
+  int64_t d = padded(a.key_width), dv = padded(a.value_width);
+  Buffers b;
+  b.q = scratch;
+  b.k = b.q + kTileRows * d;
+  b.v = b.k + kKeys * d;
+  b.scores = b.v + kKeys * dv;
+  b.out = b.scores + kTileRows * kKeys;
+  b.maxima = b.out + kTileRows * dv;
+  b.sums = b.maxima + kTileRows;
+  return b;
+}
+
+template <class T>
+void load_keys(const AttentionArgs& a, const AttentionTile& t, int64_t begin, int64_t end, const Buffers& b) {
+  using Element = typename T::Element;
+  int64_t d = padded(a.key_width), dv = padded(a.value_width);
+  for (int64_t key = begin; key < end; ++key) {
+    int64_t block = 0, row = a.query_starts[t.sequence] + key;
+    if (a.block_tables != nullptr) {
+      block = a.block_tables[t.sequence * a.table_stride + key / a.block_size];
+      row = key % a.block_size;
+    }
+    widen_row<T>(static_cast<const Element*>(a.k) + block * a.k_block + row * a.k_row + t.kv_head * a.k_head,
+                 b.k + (key - begin) * d, a.key_width, d);
+    widen_row<T>(static_cast<const Element*>(a.v) + block * a.v_block + row * a.v_row + t.kv_head * a.v_head,
+                 b.v + (key - begin) * dv, a.value_width, dv);
+  }
+  // Keys are taken sixteen at a time: what pads the last group is zero, and masked.
+  int64_t group = padded(end - begin);
+  memset(b.k + (end - begin) * d, 0, static_cast<size_t>((group - (end - begin)) * d) * sizeof(float));
+  memset(b.v + (end - begin) * dv, 0, static_cast<size_t>((group - (end - begin)) * dv) * sizeof(float));
+}
+
+// Narrow heads of a bidirectional model: the lanes are keys, so nothing is left to sum across lanes. It pays only where
+// many rows share a key block, hence not for causal attention, which must answer a decode step bit for bit as a prompt.
+bool keys_in_lanes(const AttentionArgs& a) { return !a.causal && a.key_width <= 64; }
+
+// b.k [keys, D] to [D, kKeys]; in place, for at most 64 keys and 64 columns fit b.k.
+void transpose_keys(const Buffers& b, int64_t keys, int64_t d) {
+  alignas(64) float turned[64 * kKeys];
+  for (int64_t key = 0; key < keys; key += kLanes) {
+    for (int64_t column = 0; column < d; column += kLanes) {
+      Vec tile[16];
+      for (int64_t i = 0; i < kLanes; ++i) tile[i] = load_as<Vec>(b.k + (key + i) * d + column);
+      transpose(tile);
+      for (int64_t i = 0; i < kLanes; ++i) memcpy(turned + (column + i) * kKeys + key, &tile[i], sizeof(Vec));
+    }
+  }
+  memcpy(b.k, turned, static_cast<size_t>(d * kKeys) * sizeof(float));
+}
+
+template <int R, int N>
+PYRUNTIME_INLINE void lane_scores(const Buffers& b, int64_t row, int64_t key, int64_t d) {
+  Vec sums[R * N] = {};
+  for (int64_t i = 0; i < d; ++i) {
+    Vec k[N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) k[n] = load_as<Vec>(b.k + i * kKeys + key + n * kLanes);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const Vec q = splat(b.q[(row + r) * d + i]);
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) sums[r * N + n] = q * k[n] + sums[r * N + n];
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int n = 0; n < N; ++n) memcpy(b.scores + (row + r) * kKeys + key + n * kLanes, &sums[r * N + n], sizeof(Vec));
+  }
+}
+
+template <int R>
+void score_lanes(const Buffers& b, int64_t row, int64_t keys, int64_t d) {
+#if defined(__AVX512F__)
+  constexpr int N = 2;
+#else
+  constexpr int N = 1;
+#endif
+  int64_t key = 0;
+  for (; key + N * kLanes <= keys; key += N * kLanes) lane_scores<R, N>(b, row, key, d);
+  for (; key < keys; key += kLanes) lane_scores<R, 1>(b, row, key, d);
+}
+
+template <int R>
+void score_rows(const Buffers& b, int64_t row, int64_t keys, int64_t d) {
+  constexpr int C = 16 / R;
+  const float* q[R];
+  for (int r = 0; r < R; ++r) q[r] = b.q + (row + r) * d;
+  for (int64_t key = 0; key < keys; key += C) {
+    const float* k[C];
+    for (int c = 0; c < C; ++c) k[c] = b.k + (key + c) * d;
+    Vec dots16 = dots<Float32, R, C>(q, k, d);
+    for (int r = 0; r < R; ++r) {
+      memcpy(b.scores + (row + r) * kKeys + key, reinterpret_cast<const float*>(&dots16) + r * C, C * sizeof(float));
+    }
+  }
+}
+
+// out[row + r, :] = correction[r] * out[row + r, :] + sum over keys of scores[row + r, key] * v[key, :]
+template <int R, int N>
+PYRUNTIME_INLINE void add_values(const Buffers& b, int64_t row, int64_t keys, int64_t dv, int64_t column,
+                                 const float* correction) {
+  Vec sums[R * N];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      sums[r * N + n] = load_as<Vec>(b.out + (row + r) * dv + column + n * kLanes) * correction[r];
+    }
+  }
+  for (int64_t key = 0; key < keys; ++key) {
+    Vec weight[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) weight[r] = splat(b.scores[(row + r) * kKeys + key]);
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      Vec value = load_as<Vec>(b.v + key * dv + column + n * kLanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) sums[r * N + n] = weight[r] * value + sums[r * N + n];
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) memcpy(b.out + (row + r) * dv + column + n * kLanes, &sums[r * N + n], sizeof(Vec));
+  }
+}
+
+template <int R>
+void value_rows(const Buffers& b, int64_t row, int64_t keys, int64_t dv, const float* correction) {
+#if defined(__AVX512F__)
+  constexpr int N = 4;
+#else
+  constexpr int N = R == 1 ? 4 : (R == 2 ? 2 : 1);
+#endif
+  int64_t column = 0;
+  for (; column + N * kLanes <= dv; column += N * kLanes) add_values<R, N>(b, row, keys, dv, column, correction);
+  for (; column + 2 * kLanes <= dv; column += 2 * kLanes) add_values<R, 2>(b, row, keys, dv, column, correction);
+  for (; column < dv; column += kLanes) add_values<R, 1>(b, row, keys, dv, column, correction);
+}
+
+}  // namespace
+}  // namespace pyruntime::PYRUNTIME_ISA

@@ -1,0 +1,110 @@
+// The CPU kernels: raw pointers in, no torch. Every file in this folder is compiled once for each instruction set into
+// a namespace of that name; `Kernels` is the table of one instruction set and dispatch.h picks it at run time.
+//
+// Headers of this folder hold no inline function outside that namespace: the linker would keep one copy of it, perhaps
+// the one with instructions that this processor lacks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pyruntime {
+
+enum class DType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+// Attention over packed sequences. Strides are in elements; the last dimension is dense.
+// Without block_tables the keys are the sequence's own rows of k and v; with them key j of sequence s lies in block
+// block_tables[s * table_stride + j / block_size] at offset j % block_size.
+struct AttentionArgs {
+  const void* q;
+  const void* k;
+  const void* v;
+  void* out;  // [T, q_heads, value_width] dense
+  DType dtype;
+  int64_t q_row, q_head;
+  int64_t k_block, k_row, k_head;
+  int64_t v_block, v_row, v_head;
+  const int32_t* query_starts;
+  const int32_t* kv_lengths;    // null: packed
+  const int32_t* block_tables;  // null: packed
+  int64_t table_stride, block_size;
+  int64_t q_heads, kv_heads, key_width, value_width;
+  bool causal;
+  float scale;
+  int64_t window_left, window_right;  // -1: unlimited
+  float softcap;                      // 0: off
+  const float* sinks;                 // [q_heads] or null
+};
+
+// Query rows [row_begin, row_end) (counted in the sequence) of the query heads that share `kv_head`.
+struct AttentionTile {
+  int32_t sequence;
+  int32_t kv_head;
+  int32_t row_begin;
+  int32_t row_end;
+};
+
+// out[r, n] = sum_k x[r, k] * w[n, k] (+ bias[n]); x and w of `dtype`, out of the same, bias float or null.
+struct LinearArgs {
+  const void* x;
+  const void* w;
+  const float* bias;
+  void* out;
+  DType dtype;
+  int64_t rows, columns, depth;  // R, N, K
+  int64_t x_row, w_row, out_row;
+};
+
+// logit = softcap(scale * (x·w + bias)); partial log-sum-exp of columns [begin, end) of every row.
+struct LogSumExpArgs {
+  LinearArgs linear;
+  float softcap, scale;
+};
+
+struct LabelArgs {
+  LinearArgs linear;  // out: float32
+  const int64_t* label_ids;
+  const int32_t* label_starts;
+};
+
+struct PoolArgs {
+  const void* hidden;
+  DType dtype;
+  int64_t row_stride, width;
+  float* out;  // [S, width] dense
+  const int32_t* starts;
+  const int32_t* kinds;
+  const int32_t* dimensions;
+  const uint8_t* normalize;
+};
+
+struct SampleArgs {
+  const void* logits;
+  DType dtype;
+  int64_t row_stride, vocabulary;
+  const float* temperature;
+  const int32_t* top_k;
+  const float* top_p;
+  const float* min_p;
+  const int64_t* seeds;
+  const int64_t* positions;
+  const int32_t* indices;
+  int64_t* out;
+};
+
+struct Kernels {
+  const char* name;
+  // How many query rows one tile takes at most, and how many floats of scratch (64-byte aligned) it needs.
+  int64_t (*attention_tile_rows)(const AttentionArgs& args);
+  int64_t (*attention_scratch)(const AttentionArgs& args);
+  void (*attention)(const AttentionArgs& args, const AttentionTile& tile, float* scratch);
+  void (*linear)(const LinearArgs& args, int64_t begin, int64_t end);  // columns [begin, end)
+  // Over the columns [begin, end), 16 partial maxima and sums of exp(logit - maximum) a row: both [rows, 16].
+  void (*logsumexp)(const LogSumExpArgs& args, int64_t begin, int64_t end, float* maxima, float* sums);
+  void (*labels)(const LabelArgs& args, int64_t row);
+  void (*pool)(const PoolArgs& args, int64_t sequence);
+  // `scratch`: 3 * vocabulary 4-byte words. Writes out[row].
+  void (*sample)(const SampleArgs& args, int64_t row, float* scratch);
+};
+
+}  // namespace pyruntime

@@ -1,0 +1,22 @@
+// Rows against a matrix of rows: what the linear and the scores check alike.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+
+#include "kernels/kernels.h"
+
+namespace pyruntime {
+
+struct Product {
+  LinearArgs args;
+  std::optional<torch::stable::Tensor> bias;  // keeps args.bias alive
+};
+
+// x [R, K] and w [N, K] of one floating dtype, last dimension dense; bias [N] of any floating dtype. `out` is left
+// unset.
+Product check_product(const torch::stable::Tensor& x, const char* x_name, const torch::stable::Tensor& w,
+                      const char* w_name, const std::optional<torch::stable::Tensor>& bias);
+
+}  // namespace pyruntime

@@ -1,0 +1,9 @@
+"""Typed wrappers over the compiled kernels, one small module each. ``build_info`` tells what was built."""
+
+from __future__ import annotations
+
+from pyruntime.ops import _library, attention, cache, linear, pooling, sampling, scores
+
+build_info = _library.build_info
+
+__all__ = ["attention", "build_info", "cache", "linear", "pooling", "sampling", "scores"]

@@ -1,0 +1,66 @@
+"""pool against its float64 twin, mixed kinds in one batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pyruntime.ops import pooling, reference
+
+
+def batch(lengths: list[int], width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    count = len(lengths)
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    kinds = (torch.arange(count) % 3).int()
+    dimensions = torch.tensor([max(1, width - (i % 4) * width // 5) for i in range(count)]).int()
+    return starts, kinds, dimensions, torch.arange(count) % 2 == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [1, 7, 16, 64, 100, 384, 1000, 4096])
+def test_matches_reference(width: int, dtype: torch.dtype) -> None:
+    lengths = [1, 2, 3, 1, 17, 256, 5, 31, 9, 64, 12, 40]
+    arguments = batch(lengths, width)
+    hidden = torch.randn(sum(lengths), width).to(dtype)
+    got = pooling.pool(hidden, *arguments)
+    assert got.dtype == torch.float32
+    assert (got.double() - reference.pool(hidden, *arguments)).abs().max() < 1e-6
+
+
+def test_strided_rows_and_zero_vector() -> None:
+    wide = torch.randn(10, 50)
+    arguments = batch([4, 6], 20)
+    assert torch.equal(pooling.pool(wide[:, 10:30], *arguments), pooling.pool(wide[:, 10:30].contiguous(), *arguments))
+    assert not pooling.pool(torch.zeros(10, 20), *arguments).any()
+
+
+def test_row_is_bit_identical_alone_and_in_a_batch() -> None:
+    lengths = [3, 40, 7, 1, 19, 300]
+    hidden = torch.randn(sum(lengths), 384).bfloat16()
+    starts, kinds, dimensions, normalize = batch(lengths, 384)
+    together = pooling.pool(hidden, starts, kinds, dimensions, normalize)
+    for i, length in enumerate(lengths):
+        own = slice(int(starts[i]), int(starts[i + 1]))
+        bounds = torch.tensor([0, length]).int()
+        alone = pooling.pool(hidden[own], bounds, kinds[i : i + 1], dimensions[i : i + 1], normalize[i : i + 1])
+        assert torch.equal(alone[0], together[i])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"starts": torch.tensor([0, 0, 4]).int()}, "sequence 0 has no rows"),
+        ({"starts": torch.tensor([1, 2, 4]).int()}, "must begin with 0"),
+        ({"kinds": torch.tensor([0, 3]).int()}, "kinds: entry 1 is 3"),
+        ({"dimensions": torch.tensor([0, 8]).int()}, "dimensions: entry 0"),
+        ({"dimensions": torch.tensor([8, 9]).int()}, "dimensions: entry 1"),
+        ({"normalize": torch.tensor([1, 0])}, "normalize: expected dtype"),
+        ({"hidden": torch.randn(4)}, "hidden: expected shape"),
+        ({"hidden": torch.randn(8, 4).T}, "last dimension"),
+    ],
+)
+def test_bad_input_raises(change: dict, message: str) -> None:
+    starts, kinds, dimensions, normalize = batch([2, 2], 8)
+    arguments = {"hidden": torch.randn(4, 8), "starts": starts, "kinds": kinds, "dimensions": dimensions}
+    with pytest.raises(RuntimeError, match=message):
+        pooling.pool(**{**arguments, "normalize": normalize, **change})
