@@ -74,7 +74,6 @@ class Engine:
         self._condition = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
         self._jobs: set[Job] = set()
-        self._num_open = 0
         self._closed = False
         self._seconds_a_request = 0.1
         self.num_steps = 0
@@ -100,7 +99,7 @@ class Engine:
     @property
     def num_open(self) -> int:
         """Requests accepted and not yet ended."""
-        return self._num_open
+        return len(self._jobs)
 
     @property
     def num_blocks_used(self) -> int:
@@ -134,12 +133,12 @@ class Engine:
         with self._condition:
             if self._closed:
                 raise NotReady(f"model {self.info.name} is shutting down", retry_after_s=1.0)
-            if self._num_open >= self._max_queue_requests:
-                wait = max(0.1, self._num_open * self._seconds_a_request)
+            if len(self._jobs) >= self._max_queue_requests:
+                wait = max(0.1, len(self._jobs) * self._seconds_a_request)
                 limit = f"{self._max_queue_requests} requests are open, the most that this server takes"
                 raise Overloaded(f"model {self.info.name}: {limit}", retry_after_s=wait)
-            self._num_open += 1
-            self._commands.append(lambda: self._start(job))
+            self._jobs.add(job)
+            self._commands.append(lambda: self._scheduler.add(job.sequences))
             self._condition.notify()
 
     def _cancel(self, job: Job, index: int | None) -> None:
@@ -150,21 +149,29 @@ class Engine:
     # -- the step thread --------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        while True:
-            with self._condition:
-                while not (self._closed or self._commands or self._scheduler.has_work):
-                    self._condition.wait()
-                commands, self._commands = self._commands, deque()
-                if self._closed:
-                    break
-            for command in commands:
-                command()
-            self._step()
+        reason: PyruntimeError = NotReady(f"model {self.info.name} is shutting down", retry_after_s=1.0)
+        try:
+            while not self._closed:
+                self._run_commands()
+                self._step()
+                with self._condition:
+                    while not (self._closed or self._commands or self._scheduler.has_work):
+                        self._condition.wait()
+        except Exception:  # a bug in the bookkeeping: nobody may be left waiting for an answer
+            log.critical("the step thread of model %s ended", self.info.name, exc_info=True)
+            reason = ComputeFault(f"the engine of model {self.info.name} has failed")
+        with self._condition:
+            self._closed = True
+        for job in list(self._jobs):
+            job.fail(reason)
+            self._end(job)
+            job.flush()
+
+    def _run_commands(self) -> None:
+        with self._condition:
+            commands, self._commands = self._commands, deque()
         for command in commands:
             command()
-        for job in list(self._jobs):
-            self._fail(job, NotReady(f"model {self.info.name} is shutting down", retry_after_s=1.0))
-            job.flush()
 
     def _step(self) -> None:
         plan = self._scheduler.schedule()
@@ -211,10 +218,6 @@ class Engine:
             job.flush()
         self._scheduler.advance(StepPlan())
 
-    def _start(self, job: Job) -> None:
-        self._jobs.add(job)
-        self._scheduler.add(job.sequences)
-
     def _stop(self, job: Job, index: int | None) -> None:
         if job not in self._jobs:
             return
@@ -237,9 +240,8 @@ class Engine:
         self._end(job)
 
     def _end(self, job: Job) -> None:
-        self._jobs.discard(job)
         seconds = time.monotonic() - (job.started_at or job.submitted_at)
         with self._condition:
-            self._num_open -= 1
+            self._jobs.discard(job)
             # Smoothed service time over the requests that ran together: the basis of RetryInfo.
-            self._seconds_a_request += 0.1 * (seconds / max(1, self._num_open + 1) - self._seconds_a_request)
+            self._seconds_a_request += 0.1 * (seconds / (len(self._jobs) + 1) - self._seconds_a_request)

@@ -233,3 +233,17 @@ async def test_close_ends_open_requests(model):
     await closing
     with pytest.raises(NotReady):
         engine.generate(generate([5], 1))
+
+
+async def test_a_bug_in_the_bookkeeping_leaves_nobody_waiting(model):
+    class Broken(Scheduler):
+        def advance(self, plan):
+            raise KeyError("bookkeeping")
+
+    engine = Engine(INFO, Broken(BlockPool(64, 4), 64, 32), model, model, model)
+    with pytest.raises(ComputeFault, match="the engine of model fake has failed"):
+        await engine.embed(embed([1]))
+    await until(lambda: engine.is_closed)
+    with pytest.raises(NotReady):
+        await engine.embed(embed([1]))
+    engine.close()

@@ -43,6 +43,8 @@ def read_sentence_settings(folder: Path, is_causal: bool) -> SentenceSettings:
     unknown = [name for name in modules if name not in SERVED_MODULES]
     if unknown:
         raise ModelLoadError(f"{modules_file}: modules {unknown} are not served; served: {list(SERVED_MODULES)}")
+    if "Pooling" not in modules:
+        raise ModelLoadError(f"{modules_file}: no Pooling module, so it does not say how rows become one vector")
     limit = _optional(folder / "sentence_bert_config.json").get("max_seq_length")
     texts = _optional(folder / "config_sentence_transformers.json")
     return SentenceSettings(
