@@ -42,10 +42,11 @@ async def channel(served):
 
 
 def generate_request(i):
+    """Every other stream is greedy: those must not change with the batch. A draw may, where rounding moves a border."""
     return generate_pb2.GenerateRequest(
         model=GEMMA,
         text=text(i, 8 + i),
-        sampling=generate_pb2.Sampling(temperature=1.0, seed=i),
+        sampling=generate_pb2.Sampling(temperature=i % 2, seed=i),
         stop=generate_pb2.Stop(max_new_tokens=24, ignore_eos=True),
     )
 
@@ -118,8 +119,8 @@ async def test_everything_at_once(channel, served):
     generate = generate_pb2_grpc.GenerateServiceStub(channel)
     embed = embed_pb2_grpc.EmbedServiceStub(channel)
     score = score_pb2_grpc.ScoreServiceStub(channel)
-    assert again == streams
-    for i in range(0, 32, 5):
+    assert again[::2] == streams[::2]
+    for i in range(0, 32, 6):
         unary = await generate.Generate(generate_request(i))
         assert (list(unary.completions[0].token_ids), unary.completions[0].text) == streams[i]
     for i in range(0, 200, 9):
