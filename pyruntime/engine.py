@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from pyruntime.errors import ComputeFault, InvalidField, NotReady, Overloaded, PyruntimeError
 from pyruntime.gate import FairLock
-from pyruntime.requests import EmbedJob, GenerateJob, Job, ScoreJob, TokenStream
+from pyruntime.requests import EmbedJob, GenerateJob, Job, Outbox, ScoreJob, TokenStream
 from pyruntime.scheduler.scheduler import Scheduler, StepPlan
 from pyruntime.types import (
     EmbedRequest,
@@ -75,6 +75,7 @@ class Engine:
         self._commands: deque[Callable[[], None]] = deque()
         self._jobs: set[Job] = set()
         self._closed = False
+        self._outbox = Outbox()
         self._seconds_a_request = 0.1
         self.num_steps = 0
         self._thread = threading.Thread(target=self._loop, name=f"engine-{info.name}", daemon=True)
@@ -154,6 +155,7 @@ class Engine:
             while not self._closed:
                 self._run_commands()
                 self._step()
+                self._outbox.send()
                 with self._condition:
                     while not (self._closed or self._commands or self._scheduler.has_work):
                         self._condition.wait()
@@ -165,7 +167,8 @@ class Engine:
         for job in list(self._jobs):
             job.fail(reason)
             self._end(job)
-            job.flush()
+            job.flush(self._outbox)
+        self._outbox.send()
 
     def _run_commands(self) -> None:
         with self._condition:
@@ -203,7 +206,7 @@ class Engine:
         for job in touched:
             if job.done:
                 self._end(job)
-            job.flush()
+            job.flush(self._outbox)
 
     def _mark_started(self, plan: StepPlan) -> None:
         now = time.monotonic()
@@ -215,7 +218,7 @@ class Engine:
     def _fail_plan(self, plan: StepPlan, error: Exception) -> None:
         for job in {sequence.owner: None for sequence, _ in plan.entries}:
             self._fail(job, ComputeFault(f"the forward failed: {type(error).__name__}"))
-            job.flush()
+            job.flush(self._outbox)
         self._scheduler.advance(StepPlan())
 
     def _stop(self, job: Job, index: int | None) -> None:
@@ -231,7 +234,7 @@ class Engine:
         job.close_index(index)
         if job.done:
             self._end(job)
-        job.flush()
+        job.flush(self._outbox)
 
     def _fail(self, job: Job, error: PyruntimeError) -> None:
         for sequence in job.sequences:

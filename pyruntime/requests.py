@@ -1,7 +1,7 @@
 """A request while it is inside the engine: its sequences, and how their outputs become its answer.
 
-``take``, ``fail`` and ``flush`` run on the step thread; ``flush`` wakes the request's event loop once
-a step, however many of its sequences moved.
+``take``, ``fail`` and ``flush`` run on the step thread. What a step has for the event loop goes through one
+``Outbox``, so a loop is woken once a step, however many requests moved.
 """
 
 from __future__ import annotations
@@ -26,6 +26,28 @@ from pyruntime.types import (
     Task,
     TokenEvent,
 )
+
+
+class Outbox:
+    """Calls for event loops, collected on the step thread and sent together."""
+
+    def __init__(self) -> None:
+        self._calls: dict[asyncio.AbstractEventLoop, list[tuple[Callable[..., None], Any]]] = {}
+
+    def add(self, loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: Any) -> None:
+        self._calls.setdefault(loop, []).append((function, argument))
+
+    def send(self) -> None:
+        """Wake each loop once; a closed one has nobody left to tell."""
+        for loop, calls in self._calls.items():
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_run, calls)
+        self._calls = {}
+
+
+def _run(calls: list[tuple[Callable[..., None], Any]]) -> None:
+    for function, argument in calls:
+        function(argument)
 
 
 class Job:
@@ -55,7 +77,8 @@ class Job:
     def fail(self, error: PyruntimeError) -> None:
         raise NotImplementedError
 
-    def flush(self) -> None:
+    def flush(self, outbox: Outbox) -> None:
+        """Put what the client should hear into ``outbox``."""
         raise NotImplementedError
 
     def abandon(self) -> None:
@@ -67,11 +90,6 @@ class Job:
     def timing(self) -> StepTiming:
         started = self.started_at or self.submitted_at
         return StepTiming(queue_s=started - self.submitted_at, compute_s=time.monotonic() - started)
-
-    def _call(self, function: Callable[..., None], *args: Any) -> None:
-        # A closed event loop: nobody is left to tell.
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(function, *args)
 
 
 class BatchJob(Job):
@@ -100,9 +118,9 @@ class BatchJob(Job):
     def abandon(self) -> None:
         self._abandoned = True
 
-    def flush(self) -> None:
+    def flush(self, outbox: Outbox) -> None:
         if self.done and not self._abandoned:
-            self._call(self._resolve, self.timing())
+            outbox.add(self.loop, self._resolve, self.timing())
 
     def _resolve(self, timing: StepTiming) -> None:
         if self.future.done():
@@ -202,14 +220,14 @@ class GenerateJob(Job):
     def close_index(self, index: int) -> None:
         self._open.discard(index)
 
-    def flush(self) -> None:
+    def flush(self, outbox: Outbox) -> None:
         if self._abandoned:
             return
         pending, self._pending = self._pending, []
         if pending:
-            self._call(self.events.put_nowait, pending)
+            outbox.add(self.loop, self.events.put_nowait, pending)
         if self.done:
-            self._call(self.events.put_nowait, self._error)
+            outbox.add(self.loop, self.events.put_nowait, self._error)
 
 
 class TokenStream:

@@ -42,8 +42,8 @@ def load(monkeypatch) -> Callable[[Callable[[str], ServedModel]], None]:
     return install
 
 
-async def states(port: int) -> list[int]:
-    """Overall health, each change, until the server goes away."""
+async def states(port: int, announced: asyncio.Event) -> list[int]:
+    """Overall health, each change, until the server goes away; it is stopped once it has said that it serves."""
     seen = []
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         await asyncio.wait_for(channel.channel_ready(), 10)
@@ -52,14 +52,22 @@ async def states(port: int) -> list[int]:
             async for response in watch:
                 seen.append(response.status)
                 if response.status == SERVING:
+                    await asyncio.wait_for(announced.wait(), 10)
                     os.kill(os.getpid(), signal.SIGTERM)
         except grpc.aio.AioRpcError as error:
             assert error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     return seen
 
 
-async def test_health_from_start_to_end(load, capsys):
-    asked = threading.Event()
+async def test_health_from_start_to_end(load, capsys, monkeypatch):
+    asked, announced = threading.Event(), asyncio.Event()
+    announce = server.announce
+
+    def announce_and_tell(*arguments) -> None:
+        announce(*arguments)
+        announced.set()
+
+    monkeypatch.setattr(server, "announce", announce_and_tell)
 
     def loader(name: str) -> ServedModel:
         if name == "torn":
@@ -74,7 +82,7 @@ async def test_health_from_start_to_end(load, capsys):
         await asyncio.wait_for(channel.channel_ready(), 10)
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     assert answer.status == NOT_SERVING
-    watching = asyncio.create_task(states(port))
+    watching = asyncio.create_task(states(port, announced))
     asked.set()
     assert await asyncio.wait_for(running, 20) == 0
     seen = await watching
