@@ -68,6 +68,7 @@ class Settings(BaseModel):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:INDEX")
     threads: int = Field(0, ge=0, le=4096, description="compute threads; 0 takes all cores")
     max_batch_tokens: int = Field(2048, ge=1, le=2**20, description="most tokens in one forward step")
+    max_prompt_tokens_beside: int = Field(256, ge=1, le=2**20, description="of them for prompts while streams run")
     max_running_sequences: int = Field(256, ge=1, le=2**16, description="most sequences in the batch at once")
     max_queue_requests: int = Field(1024, ge=1, le=2**20, description="waiting requests past which one is refused")
     kv_cache_bytes: Bytes = Field(2**30, ge=2**20, le=2**44, description="key/value cache of each decoder")

@@ -43,7 +43,9 @@ def load_served_model(name: str, path: str, settings: Settings, progress: Callab
     blocks = BlockPool(cache.num_blocks, cache.block_size) if cache is not None else None
     engine = Engine(
         info,
-        Scheduler(blocks, settings.max_batch_tokens, settings.max_running_sequences),
+        Scheduler(
+            blocks, settings.max_batch_tokens, settings.max_running_sequences, settings.max_prompt_tokens_beside
+        ),
         _builder(loaded, settings.kv_block_size),
         ModelRunner(loaded, cache),
         Heads(loaded.output_head),

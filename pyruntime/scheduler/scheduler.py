@@ -32,11 +32,16 @@ class Scheduler:
     """Owns every live sequence of one model. Used from the step thread only.
 
     ``blocks`` is None for models without a key/value cache (encoders): their sequences run whole.
+    ``max_prompt_tokens_beside``: most tokens that are not decode rows in a step that has some, so that
+    a long prompt does not hold running streams up; 0 sets no such limit.
     """
 
-    def __init__(self, blocks: BlockPool | None, max_batch_tokens: int, max_running: int) -> None:
+    def __init__(
+        self, blocks: BlockPool | None, max_batch_tokens: int, max_running: int, max_prompt_tokens_beside: int = 0
+    ) -> None:
         self.blocks = blocks
         self.max_batch_tokens = max_batch_tokens
+        self.max_prompt_tokens_beside = max_prompt_tokens_beside or max_batch_tokens
         self.max_running = max_running
         self.running: set[Sequence] = set()
         self.holding: set[Sequence] = set()
@@ -103,9 +108,14 @@ class Scheduler:
         scheduled: set[Sequence] = set()
         decoding = [s for s in ordered if s.is_decoding]
         prompts = [s for s in ordered if not s.is_decoding]
-        for sequence in itertools.chain(decoding, prompts):
-            self._continue(sequence, plan, scheduled)
-        self._admit(plan)
+        for sequence in decoding:
+            self._continue(sequence, plan, scheduled, self.max_batch_tokens)
+        limit = self.max_batch_tokens
+        if plan.entries:
+            limit = min(limit, plan.num_tokens + self.max_prompt_tokens_beside)
+        for sequence in prompts:
+            self._continue(sequence, plan, scheduled, limit)
+        self._admit(plan, limit)
         return plan
 
     def advance(self, plan: StepPlan) -> None:
@@ -123,8 +133,8 @@ class Scheduler:
                 self.running.discard(sequence)
                 self._hold(sequence)
 
-    def _continue(self, sequence: Sequence, plan: StepPlan, scheduled: set[Sequence]) -> None:
-        budget = self.max_batch_tokens - plan.num_tokens
+    def _continue(self, sequence: Sequence, plan: StepPlan, scheduled: set[Sequence], limit: int) -> None:
+        budget = limit - plan.num_tokens
         if sequence.state is not State.RUNNING or (budget < 1 and not sequence.is_decoding):
             return
         num_tokens = min(sequence.num_remaining, max(budget, 1))
@@ -136,9 +146,9 @@ class Scheduler:
         plan.add(sequence, num_tokens)
         scheduled.add(sequence)
 
-    def _admit(self, plan: StepPlan) -> None:
+    def _admit(self, plan: StepPlan, limit: int) -> None:
         for sequence in self._waiting_in_order():
-            budget = self.max_batch_tokens - plan.num_tokens
+            budget = limit - plan.num_tokens
             if len(self.running) >= self.max_running or (budget < 1 and plan.entries):
                 return
             num_tokens = self._fitting(sequence, budget, plan)

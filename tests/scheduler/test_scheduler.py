@@ -42,6 +42,24 @@ def test_long_prompt_is_cut_into_chunks_and_decode_rows_stay_in():
     assert chunks == [7, 7, 6]
 
 
+def test_a_long_prompt_takes_small_chunks_while_a_stream_runs_and_large_ones_else():
+    scheduler = Scheduler(BlockPool(64, 4), 32, 16, max_prompt_tokens_beside=8)
+    stream, long = prompt(3), prompt(100)
+    scheduler.add([stream])
+    scheduler.advance(scheduler.schedule())
+    scheduler.append_token(stream, 7)
+    scheduler.add([long])
+    plan = scheduler.schedule()
+    assert planned(plan) == [(stream, 1), (long, 8)]
+    scheduler.advance(plan)
+    scheduler.append_token(stream, 7)
+    plan = scheduler.schedule()
+    assert planned(plan) == [(stream, 1), (long, 8)]
+    scheduler.advance(plan)
+    scheduler.finish(stream)
+    assert planned(scheduler.schedule()) == [(long, 32)]
+
+
 def test_three_tasks_share_one_step():
     scheduler = make()
     sequences = [prompt(3), prompt(5, Task.EMBED), prompt(4, Task.SCORE)]
