@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from pyruntime.errors import ComputeFault, InvalidField, NotReady, Overloaded, PyruntimeError
 from pyruntime.gate import FairLock
 from pyruntime.requests import EmbedJob, GenerateJob, Job, Outbox, ScoreJob, TokenStream
-from pyruntime.scheduler.scheduler import Scheduler, StepPlan
+from pyruntime.scheduler.plan import StepPlan
+from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.types import (
     EmbedRequest,
     EmbedResult,
@@ -78,6 +79,8 @@ class Engine:
         self._outbox = Outbox()
         self._seconds_a_request = 0.1
         self.num_steps = 0
+        # Told, on the step thread, when a bug ends it; the owner then takes the model out of service.
+        self.on_failed: Callable[[str], None] | None = None
         self._thread = threading.Thread(target=self._loop, name=f"engine-{info.name}", daemon=True)
         self._thread.start()
 
@@ -162,6 +165,8 @@ class Engine:
         except Exception:  # a bug in the bookkeeping: nobody may be left waiting for an answer
             log.critical("the step thread of model %s ended", self.info.name, exc_info=True)
             reason = ComputeFault(f"the engine of model {self.info.name} has failed")
+            if self.on_failed is not None:
+                self.on_failed(reason.message)
         with self._condition:
             self._closed = True
         for job in list(self._jobs):

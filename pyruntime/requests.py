@@ -20,6 +20,7 @@ from pyruntime.types import (
     EmbedResult,
     FinishReason,
     GenerateRequest,
+    PoolingType,
     ScoreRequest,
     ScoreResult,
     StepTiming,
@@ -138,7 +139,16 @@ class EmbedJob(BatchJob):
     def __init__(self, request: EmbedRequest) -> None:
         types: list[Any] = request.token_type_ids or [None] * len(request.inputs)
         sequences = [
-            Sequence(Task.EMBED, list(ids), request, index, request.priority, token_type_ids=kinds)
+            Sequence(
+                Task.EMBED,
+                list(ids),
+                request,
+                index,
+                request.priority,
+                token_type_ids=kinds,
+                # MEAN and CLS read hidden rows that a cached prefix does not give.
+                reuses_prefix=request.pooling is PoolingType.LAST,
+            )
             for index, (ids, kinds) in enumerate(zip(request.inputs, types, strict=True))
         ]
         super().__init__(sequences, len(sequences))

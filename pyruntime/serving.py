@@ -20,6 +20,7 @@ from pyruntime.model.sentence import SentenceSettings, read_sentence_settings
 from pyruntime.registry import GenerationDefaults, ServedModel
 from pyruntime.scheduler.batch_builder import BatchBuilder
 from pyruntime.scheduler.blocks import BlockPool
+from pyruntime.scheduler.prefix_cache import PrefixCache
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.self_check import check_scheduler, self_check
 from pyruntime.tokenization import Tokenizer
@@ -33,7 +34,7 @@ def load_served_model(name: str, path: str, settings: Settings, progress: Callab
     folder = resolve_folder(path, progress)
     progress(f"{name}: loading {folder.name}")
     tokenizer = _tokenizer(folder)
-    loaded = load_model(folder, settings.dtype, settings.device)
+    loaded = load_model(folder, settings.dtype, settings.device, settings.deterministic)
     sentence = read_sentence_settings(folder, loaded.is_causal)
     if settings.self_check:
         progress(f"{name}: comparing the packed forward with eager transformers")
@@ -44,7 +45,11 @@ def load_served_model(name: str, path: str, settings: Settings, progress: Callab
     engine = Engine(
         info,
         Scheduler(
-            blocks, settings.max_batch_tokens, settings.max_running_sequences, settings.max_prompt_tokens_beside
+            blocks,
+            settings.max_batch_tokens,
+            settings.max_running_sequences,
+            settings.max_prompt_tokens_beside,
+            PrefixCache(blocks) if blocks is not None and settings.prefix_cache else None,
         ),
         _builder(loaded, settings.kv_block_size),
         ModelRunner(loaded, cache),

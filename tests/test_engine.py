@@ -240,10 +240,12 @@ async def test_a_bug_in_the_bookkeeping_leaves_nobody_waiting(model):
         def advance(self, plan):
             raise KeyError("bookkeeping")
 
-    engine = Engine(INFO, Broken(BlockPool(64, 4), 64, 32), model, model, model)
+    engine, told = Engine(INFO, Broken(BlockPool(64, 4), 64, 32), model, model, model), []
+    engine.on_failed = told.append
     with pytest.raises(ComputeFault, match="the engine of model fake has failed"):
         await engine.embed(embed([1]))
     await until(lambda: engine.is_closed)
+    assert told == ["the engine of model fake has failed"]
     with pytest.raises(NotReady):
         await engine.embed(embed([1]))
     engine.close()

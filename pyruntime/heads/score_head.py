@@ -51,7 +51,8 @@ class ScoreHead:
 
 def _scores(request: ScoreRequest, logits: torch.Tensor, total: torch.Tensor | None) -> list[float] | None:
     if total is None:
-        values = torch.softmax(logits / request.temperature, dim=-1)
+        # Differences first: a tiny temperature would overflow the logits themselves.
+        values = torch.softmax((logits - logits.max()) / request.temperature, dim=-1)
     else:
         values = torch.exp(logits - total)
     return values.tolist() if bool(torch.isfinite(values).all()) else None

@@ -11,25 +11,34 @@ from pyruntime.ops.linear import linear_rows
 MAX_ROWS = 32
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [..., K] times weight [N, K] → [..., N]: the compiled kernel for few rows, torch's own for many."""
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, row_invariant: bool = False
+) -> torch.Tensor:
+    """x [..., K] times weight [N, K] → [..., N]: the compiled kernel for few rows, torch's own for many.
+
+    The two sum in different orders. ``row_invariant`` takes the kernel for any number of rows, whose
+    result for a row does not depend on the others.
+    """
     num_rows = x.numel() // x.shape[-1]
-    if num_rows > MAX_ROWS or x.device.type != "cpu":
+    if x.device.type != "cpu" or (num_rows > MAX_ROWS and not row_invariant):
         return functional.linear(x, weight, bias)
     rows = linear_rows(x.reshape(num_rows, x.shape[-1]), weight, bias)
     return rows.view(*x.shape[:-1], weight.shape[0])
 
 
 class FewRowsLinear(torch.nn.Linear):
-    """``torch.nn.Linear`` with the compiled kernel for few rows and torch's own for many."""
+    """``torch.nn.Linear`` by way of ``linear``."""
+
+    row_invariant = False
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return linear(input, self.weight, self.bias)
+        return linear(input, self.weight, self.bias, self.row_invariant)
 
 
-def use_few_rows_linears(model: torch.nn.Module) -> int:
+def use_few_rows_linears(model: torch.nn.Module, row_invariant: bool) -> int:
     """Switch every plain ``nn.Linear`` of the model over, weights untouched; returns how many."""
     plain = [module for module in model.modules() if type(module) is torch.nn.Linear]
     for module in plain:
         module.__class__ = FewRowsLinear
+        module.row_invariant = row_invariant
     return len(plain)

@@ -78,8 +78,12 @@ def resolve_folder(path: str, progress: Callable[[str], None]) -> Path:
         raise ModelLoadError(f"{path}: not a folder, and the hub has it not: {error}") from error
 
 
-def load_model(folder: Path, dtype: str, device: str) -> LoadedModel:
-    """``dtype``: auto (the checkpoint's; float16 becomes float32 on a CPU), float32 or bfloat16."""
+def load_model(folder: Path, dtype: str, device: str, deterministic: bool = False) -> LoadedModel:
+    """``dtype``: auto (the checkpoint's; float16 becomes float32 on a CPU), float32 or bfloat16.
+
+    ``deterministic``: a row's result does not depend on what else is in the batch, at the cost of
+    slower linears for many rows.
+    """
     try:
         config = AutoConfig.from_pretrained(folder)
     except Exception as error:
@@ -92,7 +96,7 @@ def load_model(folder: Path, dtype: str, device: str) -> LoadedModel:
     except Exception as error:
         raise ModelLoadError(f"{folder}: {architecture}: {type(error).__name__}: {error}") from error
     model = model.to(device).eval().requires_grad_(False)
-    use_few_rows_linears(model)
+    use_few_rows_linears(model, deterministic)
     is_lm = type(model).__name__.endswith(CAUSAL_SUFFIXES)
     body = model.base_model
     offset = _position_offset(body)
@@ -106,7 +110,7 @@ def load_model(folder: Path, dtype: str, device: str) -> LoadedModel:
         config=model.config,
         model=model,
         body=body,
-        output_head=output_head_of(model, model.config) if is_lm and causal == {True} else None,
+        output_head=output_head_of(model, model.config, deterministic) if is_lm and causal == {True} else None,
         layers=layers,
         is_causal=causal == {True},
         dtype=next(body.parameters()).dtype,

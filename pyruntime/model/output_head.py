@@ -22,10 +22,11 @@ class OutputHead:
     bias: torch.Tensor | None
     scale: float = 1.0
     softcap: float = 0.0
+    row_invariant: bool = False
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [R, H] → [R, V] in the model's dtype."""
-        return self.shape(linear(rows, self.weight, self.bias))
+        return self.shape(linear(rows, self.weight, self.bias, self.row_invariant))
 
     def shape(self, raw: torch.Tensor) -> torch.Tensor:
         """Scale and softcap of raw dot products, whatever their shape."""
@@ -34,9 +35,9 @@ class OutputHead:
         return torch.tanh(raw / self.softcap) * self.softcap if self.softcap else raw
 
 
-def output_head_of(model: Any, config: Any) -> OutputHead:
+def output_head_of(model: Any, config: Any, row_invariant: bool) -> OutputHead:
     """The head of a ``…ForCausalLM`` model; the load-time self-check compares its logits with the model's own."""
     linear_module = model.get_output_embeddings()
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     softcap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
-    return OutputHead(linear_module.weight, getattr(linear_module, "bias", None), scale, softcap)
+    return OutputHead(linear_module.weight, getattr(linear_module, "bias", None), scale, softcap, row_invariant)

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import torch
 
-from pyruntime.scheduler.scheduler import StepPlan
+from pyruntime.scheduler.plan import StepPlan
 from pyruntime.scheduler.sequence import Sequence
 from pyruntime.types import ForwardBatch, SequenceRows
 

@@ -9,23 +9,12 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from pyruntime.scheduler.blocks import BlockPool
+from pyruntime.scheduler.plan import StepPlan
+from pyruntime.scheduler.prefix_cache import PrefixCache
 from pyruntime.scheduler.sequence import Sequence, State
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """What one step runs: (sequence, number of its next tokens), and block copies to make first."""
-
-    entries: list[tuple[Sequence, int]] = field(default_factory=list)
-    block_copies: list[tuple[int, int]] = field(default_factory=list)
-    num_tokens: int = 0
-
-    def add(self, sequence: Sequence, num_tokens: int) -> None:
-        self.entries.append((sequence, num_tokens))
-        self.num_tokens += num_tokens
+from pyruntime.scheduler.sharing import Shared, shared_by
 
 
 class Scheduler:
@@ -37,9 +26,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, blocks: BlockPool | None, max_batch_tokens: int, max_running: int, max_prompt_tokens_beside: int = 0
+        self,
+        blocks: BlockPool | None,
+        max_batch_tokens: int,
+        max_running: int,
+        max_prompt_tokens_beside: int = 0,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
         self.blocks = blocks
+        self.prefix_cache = prefix_cache
         self.max_batch_tokens = max_batch_tokens
         self.max_prompt_tokens_beside = max_prompt_tokens_beside or max_batch_tokens
         self.max_running = max_running
@@ -127,6 +122,10 @@ class Scheduler:
             if sequence.state is not State.RUNNING:
                 continue
             sequence.num_computed += num_tokens
+            if self.prefix_cache is not None and sequence.reuses_prefix:
+                self.prefix_cache.insert(
+                    sequence.token_ids, sequence.cache_nodes, sequence.blocks, sequence.num_computed
+                )
             if sequence.children and sequence.num_computed >= sequence.num_prompt:
                 self._free_children(sequence)
             if sequence.is_prefix and sequence.num_remaining == 0:
@@ -151,24 +150,21 @@ class Scheduler:
             budget = limit - plan.num_tokens
             if len(self.running) >= self.max_running or (budget < 1 and plan.entries):
                 return
-            num_tokens = self._fitting(sequence, budget, plan)
-            if num_tokens == 0 or not self._make_room(sequence, plan):
+            shared = self._room_for(sequence, idle=not self.running and not plan.entries)
+            if shared is None:
                 return
+            num_tokens = len(sequence) - shared.num_tokens
+            if self.blocks is not None:
+                num_tokens = min(num_tokens, budget)
+            elif num_tokens > budget and plan.entries:
+                return  # it cannot be cut, but alone it may exceed the budget
             heapq.heappop(self._waiting)
             self._num_waiting -= 1
-            self._fork(sequence, plan)
-            num_tokens = min(num_tokens, sequence.num_remaining)
+            self._share(sequence, shared, plan)
             self._reserve(sequence, num_tokens)
             sequence.state = State.RUNNING
             self.running.add(sequence)
             plan.add(sequence, num_tokens)
-
-    def _fitting(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:
-        """How many tokens of a new sequence fit; a sequence that cannot be cut may exceed the budget alone."""
-        remaining = len(sequence) - self._shareable(sequence)
-        if self.blocks is not None:
-            return min(remaining, budget)
-        return remaining if remaining <= budget or not plan.entries else 0
 
     def _waiting_in_order(self) -> Iterator[Sequence]:
         while self._waiting:
@@ -192,40 +188,50 @@ class Scheduler:
             sequence.blocks += self.blocks.allocate(missing)
         return True
 
-    def _make_room(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Whether the whole prompt fits now; a half-fitting one would only be preempted again."""
+    def _room_for(self, sequence: Sequence, idle: bool) -> Shared | None:
+        """What the sequence shares, if the rest of its prompt fits now; a half-fitting one would only be preempted.
+
+        ``idle``: nothing else runs, so what is held for other requests' children has to give way.
+        """
+        shared = shared_by(sequence, self.blocks, self.prefix_cache)
+        if self._fits(sequence, shared):
+            return shared
+        if not idle:
+            return None
+        self._evict_holders(self._num_blocks, keep=sequence.parent)
+        if not self._fits(sequence, shared):
+            self._evict_holders(self._num_blocks)
+            shared = shared_by(sequence, self.blocks, self.prefix_cache)
+        return shared if self._fits(sequence, shared) else None
+
+    def _fits(self, sequence: Sequence, shared: Shared) -> bool:
         if self.blocks is None:
             return True
-        wanted = self.blocks.blocks_for(len(sequence)) - self._shareable(sequence) // self.blocks.block_size
-        if wanted > self.blocks.num_free and not self.running and not plan.entries:
-            self._evict_holders(wanted, keep=sequence.parent)
-            if wanted > self.blocks.num_free:
-                self._evict_holders(wanted)
-                wanted = self.blocks.blocks_for(len(sequence))
-        return wanted <= self.blocks.num_free
+        # Blocks that an earlier request left count as free until they are shared.
+        taken = self.blocks.blocks_for(len(sequence)) - len(shared.blocks) + self.blocks.num_idle(shared.blocks)
+        return taken <= self.blocks.num_free
 
-    def _shareable(self, sequence: Sequence) -> int:
-        """Tokens that need no computing: the parent's, but never the last, whose hidden row a head reads."""
-        parent = sequence.parent
-        if parent is None or self.blocks is None or sequence.num_computed > 0:
-            return 0
-        return min(parent.num_computed, parent.num_prompt, len(sequence) - 1) if parent.blocks else 0
+    @property
+    def _num_blocks(self) -> int:
+        return self.blocks.num_blocks if self.blocks is not None else 0
 
-    def _fork(self, sequence: Sequence, plan: StepPlan) -> None:
-        """Share the parent's full blocks; its last, half-filled one is copied before the step's forward."""
-        parent = sequence.parent
-        if parent is None or self.blocks is None:
+    def _share(self, sequence: Sequence, shared: Shared, plan: StepPlan) -> None:
+        """Take references to full blocks; a half-filled one is copied before the step's forward."""
+        if self.blocks is None:
             return
-        common = self._shareable(sequence)
-        full, rest = divmod(common, self.blocks.block_size)
-        sequence.blocks = self.blocks.share(parent.blocks[:full])
-        if rest:
+        sequence.blocks = self.blocks.share(shared.blocks)
+        sequence.cache_nodes = list(shared.nodes)
+        sequence.num_computed = sequence.cached_tokens = shared.num_tokens
+        if shared.partial is not None:
             (target,) = self.blocks.allocate(1)
-            plan.block_copies.append((parent.blocks[full], target))
+            plan.block_copies.append((shared.partial, target))
             sequence.blocks.append(target)
-        sequence.num_computed = common
-        # The first item behind a prefix pays for it, so that prompt minus cached tokens is the work done.
-        sequence.cached_tokens = 0 if parent.is_prefix and sequence.index == 0 else common
+        parent = sequence.parent
+        if parent is None:
+            return
+        if parent.is_prefix and sequence.index == 0:
+            # The first item behind a prefix pays for it, so that prompt minus cached tokens is the work done.
+            sequence.cached_tokens = min(parent.cached_tokens, shared.num_tokens)
         # The copy reads the parent's block in this step, so a parent without further children goes after it.
         if self._leave_parent(sequence):
             self._release_after_step += parent.blocks
@@ -264,6 +270,7 @@ class Scheduler:
         self.running.discard(sequence)
         self._release(sequence)
         sequence.num_computed = 0
+        sequence.cache_nodes = []
         sequence.partial_hidden.clear()
         self._enqueue(sequence)
 

@@ -25,6 +25,7 @@ class Sequence:
 
     ``parent``: the sequence whose computed prefix this one starts from (``n`` continuations of one
     prompt, items behind one query). ``is_prefix``: it exists for its children alone and no head reads it.
+    ``reuses_prefix``: hidden rows of tokens computed earlier are not needed, so cached ones may be taken.
     ``payload``: what the task's head needs (sampling, pooling or label parameters), opaque here.
     """
 
@@ -36,6 +37,7 @@ class Sequence:
     is_prefix: bool = False
     parent: Sequence | None = None
     token_type_ids: list[int] | None = None
+    reuses_prefix: bool = True
     owner: Any = None
 
     state: State = State.PENDING
@@ -44,6 +46,7 @@ class Sequence:
     num_computed: int = 0
     cached_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
+    cache_nodes: list[int] = field(default_factory=list)
     children: list[Sequence] = field(default_factory=list)
     num_unforked: int = 0
     first_run_at: float | None = None

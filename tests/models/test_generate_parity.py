@@ -123,7 +123,8 @@ async def test_one_forward_carries_all_three_tasks(gemma, gemma_eager):
         runner.forward = forward
     mixed = [batch for batch in batches if {task for task, _, _ in batch} == {"generate", "embed", "score"}]
     assert mixed, batches
-    assert any(("generate", 1, True) in batch and ("generate", 24, True) in batch for batch in mixed)
+    # A decode row and a prompt, whose beginning the run alone has left in the prefix cache.
+    assert any({length for task, length, _ in batch if task == "generate"} == {1, 24 - 16} for batch in mixed)
     assert [event.token_id for event in events] == alone[0]
     assert prompt == alone[1]
     torch.testing.assert_close(torch.tensor(vectors[0].values), torch.tensor(alone[2]), atol=2e-6, rtol=0)

@@ -39,6 +39,7 @@ def expected(model, ids, labels, apply_softmax, temperature=1.0):
 @pytest.mark.parametrize(("apply_softmax", "temperature"), [(True, 1.0), (True, 0.5), (False, 1.0)])
 async def test_items_behind_a_shared_prefix(gemma, gemma_eager, labels, work, apply_softmax, temperature):
     prefix, items = work
+    prefix = gemma.tokenizer.encode(f"{apply_softmax} {temperature}") + prefix[1:]  # nothing cached from another case
     results, _ = await gemma.engine.score(ScoreRequest(prefix, items, labels, apply_softmax, temperature))
     assert [r.prompt_tokens for r in results] == [len(prefix) + len(item) for item in items]
     # The prefix is computed once: only the first item pays for it.
@@ -53,8 +54,19 @@ async def test_alone_equals_behind_the_prefix(gemma, labels, work):
     together, _ = await gemma.engine.score(ScoreRequest(prefix, items[:5], labels, True))
     for item, shared in zip(items, together, strict=False):
         (alone,), _ = await gemma.engine.score(ScoreRequest(prefix, [item], labels, True))
-        assert alone.cached_tokens == 0
         torch.testing.assert_close(torch.tensor(alone.scores), torch.tensor(shared.scores), atol=1e-5, rtol=0)
+
+
+async def test_a_repeated_query_comes_from_the_cache_and_scores_the_same(gemma, labels, work):
+    prefix, items = work
+    request = ScoreRequest(gemma.tokenizer.encode("once more") + prefix[1:], items[:3], labels, True)
+    first, _ = await gemma.engine.score(request)
+    second, _ = await gemma.engine.score(request)
+    block = 16
+    assert first[0].cached_tokens == 0
+    assert second[0].cached_tokens == (len(request.prefix) - 1) // block * block
+    for before, after in zip(first, second, strict=True):
+        torch.testing.assert_close(torch.tensor(after.scores), torch.tensor(before.scores), atol=1e-5, rtol=0)
 
 
 async def test_blocks_return(gemma, labels, work):

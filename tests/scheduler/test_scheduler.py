@@ -8,18 +8,7 @@ from pyruntime.scheduler.blocks import BlockPool
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.scheduler.sequence import Sequence, State
 from pyruntime.types import Task
-
-
-def prompt(length, task=Task.GENERATE, **fields):
-    return Sequence(task, list(range(length)), **fields)
-
-
-def make(num_blocks=64, block_size=4, budget=32, max_running=16):
-    return Scheduler(BlockPool(num_blocks, block_size), budget, max_running)
-
-
-def planned(plan):
-    return [(sequence, count) for sequence, count in plan.entries]
+from tests.scheduler.sequences import make, planned, prompt
 
 
 def test_long_prompt_is_cut_into_chunks_and_decode_rows_stay_in():
@@ -186,11 +175,13 @@ def test_encoder_sequences_run_whole_even_beyond_the_budget():
     assert planned(scheduler.schedule()) == [(large, 25)]
 
 
+@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_random_life_loses_no_block_and_no_request(seed):
+def test_random_life_loses_no_block_and_no_request(seed, cached):
     """Random arrivals, forks, cancels and finishes in a pool that is too small for all of them."""
     rng = random.Random(seed)
-    scheduler = make(num_blocks=rng.choice([9, 16, 40]), block_size=4, budget=rng.choice([3, 16]), max_running=6)
+    blocks, budget = rng.choice([9, 16, 40]), rng.choice([3, 16])
+    scheduler = make(num_blocks=blocks, block_size=4, budget=budget, max_running=6, cached=cached)
     requests, target, steps = [], {}, 0
     while (steps < 150 or scheduler.has_work) and steps < 20_000:
         steps += 1
