@@ -13,13 +13,37 @@ STABLE_TORCH_LIBRARY(pyruntime, m) {
       "Tensor block_tables, bool causal, float scale, int window_left, float softcap, Tensor? sinks) -> Tensor");
   m.def("store_kv(Tensor k, Tensor v, Tensor slot_mapping, Tensor(a!) k_cache, Tensor(b!) v_cache) -> ()");
   m.def("copy_blocks(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor pairs) -> ()");
-  m.def("pool(Tensor hidden, Tensor starts, Tensor kinds, Tensor dimensions, Tensor normalize) -> Tensor");
+  m.def(
+      "pool(Tensor hidden, Tensor starts, Tensor kinds, Tensor dimensions, Tensor normalize, Tensor? rows=None) -> "
+      "Tensor");
+  m.def("pool_sparse(Tensor hidden, Tensor starts, Tensor weight, Tensor? bias=None) -> Tensor");
+  // Answers of unknown length have the longest possible one, and say in `starts` [S + 1] how much of it counts: nothing
+  // has to be read back from a device to allocate them. The rest is filled with -1 (ids, rows) and 0 (weights).
+  m.def(
+      "lexical_weights(Tensor hidden, Tensor starts, Tensor token_ids, Tensor weight, float bias, Tensor skip) -> "
+      "(Tensor ids, Tensor weights, Tensor starts)");
+  m.def("delimiter_rows(Tensor input_ids, Tensor starts, int delimiter) -> (Tensor rows, Tensor starts)");
   m.def("label_logits(Tensor rows, Tensor weight, Tensor? bias, Tensor label_ids, Tensor label_starts) -> Tensor");
+  m.def(
+      "label_scores(Tensor rows, Tensor weight, Tensor? bias, Tensor label_ids, Tensor label_starts, "
+      "Tensor temperature, *, float softcap=0.0, float scale=1.0) -> Tensor");
+  m.def(
+      "label_probabilities(Tensor rows, Tensor weight, Tensor? bias, Tensor label_ids, Tensor label_starts, *, "
+      "float softcap=0.0, float scale=1.0) -> Tensor");
+  m.def(
+      "token_logprobs(Tensor rows, Tensor weight, Tensor? bias, Tensor token_ids, *, float softcap=0.0, "
+      "float scale=1.0) -> Tensor");
   m.def("logsumexp(Tensor rows, Tensor weight, Tensor? bias, float softcap, float scale) -> Tensor");
+  // top_logprobs -1: no logprobs at all, and the last three answers are empty ([0], [B, 0], [B, 0]); 0: the drawn
+  // token's alone. The ids of a row in seen_ids and in bias_ids are strictly ascending.
   m.def(
       "sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
-      "Tensor positions, Tensor indices) -> Tensor");
+      "Tensor positions, Tensor indices, *, Tensor? repetition=None, Tensor? frequency=None, Tensor? presence=None, "
+      "Tensor? seen_ids=None, Tensor? seen_generated=None, Tensor? seen_starts=None, Tensor? bias_ids=None, "
+      "Tensor? bias_values=None, Tensor? bias_starts=None, Tensor? bitmask=None, int top_logprobs=-1) -> "
+      "(Tensor ids, Tensor logprobs, Tensor top_ids, Tensor top_logprobs)");
   m.def("linear_rows(Tensor x, Tensor w, Tensor? bias) -> Tensor");
+  m.def("linear_rows_int8(Tensor x, Tensor w, Tensor scales, Tensor? bias=None) -> Tensor");
 }
 
 namespace {

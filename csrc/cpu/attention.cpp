@@ -1,4 +1,7 @@
 // packed_attention and paged_attention: checks, tiles, threads.
+#include <algorithm>
+#include <vector>
+
 #include "../checks.h"
 #include "dispatch.h"
 
@@ -52,6 +55,33 @@ AttentionArgs common(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& 
   return a;
 }
 
+// Few tiles: the threads share their keys. A part of a long row costs as much as a short row, so pieces are the items.
+void launch_split(const AttentionArgs& a, const std::vector<AttentionTile>& tiles) {
+  const Kernels& table = kernels();
+  struct Piece {
+    int64_t tile, split;
+  };
+  std::vector<Piece> pieces;
+  std::vector<int64_t> begins;
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    const KeySplits splits = table.attention_splits(a, tiles[i]);
+    begins.push_back(static_cast<int64_t>(pieces.size()));
+    for (int64_t n = 0; n < splits.count; ++n) pieces.push_back({static_cast<int64_t>(i), splits.first + n});
+  }
+  begins.push_back(static_cast<int64_t>(pieces.size()));
+  const int64_t size = table.attention_part(a), scratch = table.attention_scratch(a);
+  const Scratch parts(size * static_cast<int64_t>(pieces.size()));
+  for_each_item(static_cast<int64_t>(pieces.size()), [&] {
+    return [&, buffer = std::make_shared<Scratch>(scratch)](int64_t i) {
+      table.attention_split(a, tiles[pieces[i].tile], pieces[i].split, buffer->get(), parts.get() + i * size);
+    };
+  });
+  const Scratch buffer(scratch);
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    table.attention_join(a, tiles[i], parts.get() + begins[i] * size, begins[i + 1] - begins[i], buffer.get());
+  }
+}
+
 void launch(const AttentionArgs& a, int64_t sequences) {
   const Kernels& table = kernels();
   const int64_t most = table.attention_tile_rows(a);
@@ -64,6 +94,11 @@ void launch(const AttentionArgs& a, int64_t sequences) {
         tiles.push_back({static_cast<int32_t>(s), head, begin, end});
       }
     }
+  }
+  const int64_t threads = static_cast<int64_t>(torch::stable::get_num_threads());
+  if (threads > 1 && static_cast<int64_t>(tiles.size()) < 4 * threads) {
+    const auto long_one = [&](const AttentionTile& tile) { return table.attention_splits(a, tile).count > 1; };
+    if (std::any_of(tiles.begin(), tiles.end(), long_one)) return launch_split(a, tiles);
   }
   const int64_t scratch = table.attention_scratch(a);
   for_each_item(static_cast<int64_t>(tiles.size()), [&] {

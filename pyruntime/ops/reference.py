@@ -7,112 +7,85 @@ from itertools import pairwise
 
 import torch
 
+from pyruntime.ops.reference_attention import packed_attention, paged_attention
 
-def _attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    offset: int,
-    *,
-    causal: bool,
-    scale: float,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """q ``[L, Hq, D]`` at positions offset.. against keys ``[K, Hk, D]`` at positions 0.. → float64 ``[L, Hq, Dv]``."""
-    group = q.shape[1] // k.shape[1]
-    q, k, v = q.double(), k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    if softcap > 0:
-        scores = softcap * torch.tanh(scores / softcap)
-    query = torch.arange(q.shape[0])[:, None] + offset
-    key = torch.arange(k.shape[0])[None, :]
-    visible = torch.ones(q.shape[0], k.shape[0], dtype=torch.bool)
-    if causal:
-        visible &= key <= query
-    if window_left >= 0:
-        visible &= key >= query - window_left
-    if window_right >= 0:
-        visible &= key <= query + window_right
-    scores = scores.masked_fill(~visible, -math.inf)
-    if sinks is not None:
-        column = sinks.double()[:, None, None].expand(-1, q.shape[0], 1)
-        weights = torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
-    else:
-        weights = torch.softmax(scores, -1)
-    return torch.einsum("hqk,khd->qhd", weights, v)
-
-
-def packed_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    starts: torch.Tensor,
-    *,
-    causal: bool,
-    scale: float,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float = 0.0,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Twin of ``ops.attention.packed_attention``."""
-    bounds = starts.tolist()
-    parts = [
-        _attend(
-            q[a:b], k[a:b], v[a:b], 0, causal=causal, scale=scale, window_left=window_left,
-            window_right=window_right, softcap=softcap, sinks=sinks,
-        )
-        for a, b in pairwise(bounds)
-    ]  # fmt: skip
-    return torch.cat(parts)
-
-
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    query_starts: torch.Tensor,
-    kv_lengths: torch.Tensor,
-    block_tables: torch.Tensor,
-    *,
-    causal: bool = True,
-    scale: float,
-    window_left: int = -1,
-    softcap: float = 0.0,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Twin of ``ops.attention.paged_attention``."""
-    bounds, size, parts = query_starts.tolist(), k_cache.shape[1], []
-    for i, (a, b) in enumerate(pairwise(bounds)):
-        length = int(kv_lengths[i])
-        blocks = block_tables[i, : -(-length // size)].long()
-        k = k_cache[blocks].flatten(0, 1)[:length]
-        v = v_cache[blocks].flatten(0, 1)[:length]
-        parts.append(
-            _attend(
-                q[a:b], k, v, length - (b - a), causal=causal, scale=scale, window_left=window_left,
-                window_right=-1, softcap=softcap, sinks=sinks,
-            )
-        )  # fmt: skip
-    return torch.cat(parts)
+__all__ = [
+    "adjusted_logits",
+    "delimiter_rows",
+    "filtered_distribution",
+    "label_logits",
+    "label_probabilities",
+    "label_scores",
+    "lexical_weights",
+    "linear_rows",
+    "linear_rows_int8",
+    "logsumexp",
+    "packed_attention",
+    "paged_attention",
+    "pool",
+    "pool_sparse",
+    "token_logprobs",
+]
 
 
 def pool(
-    hidden: torch.Tensor, starts: torch.Tensor, kinds: torch.Tensor, dimensions: torch.Tensor, normalize: torch.Tensor
+    hidden: torch.Tensor,
+    starts: torch.Tensor,
+    kinds: torch.Tensor,
+    dimensions: torch.Tensor,
+    normalize: torch.Tensor,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Twin of ``ops.pooling.pool``."""
     bounds = starts.tolist()
     out = torch.zeros(len(bounds) - 1, hidden.shape[1], dtype=torch.float64)
     for i, (a, b) in enumerate(pairwise(bounds)):
-        rows, width = hidden[a:b].double(), int(dimensions[i])
-        vector = (rows[-1], rows[0], rows.mean(0))[int(kinds[i])][:width]
+        own, width, kind = hidden[a:b].double(), int(dimensions[i]), int(kinds[i])
+        if kind == 3:
+            assert rows is not None
+            vector = own[int(rows[i]) - a]
+        else:
+            vector = (own[-1], own[0], own.mean(0))[kind]
+        vector = vector[:width]
         if normalize[i]:
             vector = torch.nn.functional.normalize(vector, dim=0, eps=1e-12)
         out[i, :width] = vector
     return out
+
+
+def pool_sparse(
+    hidden: torch.Tensor, starts: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Twin of ``ops.pooling.pool_sparse``, dense: float64 ``[S, V]``."""
+    activations = torch.log1p(torch.relu(linear_rows(hidden, weight, bias)))
+    return torch.stack([activations[a:b].amax(0) for a, b in pairwise(starts.tolist())])
+
+
+def lexical_weights(
+    hidden: torch.Tensor,
+    starts: torch.Tensor,
+    token_ids: torch.Tensor,
+    weight: torch.Tensor,
+    bias: float,
+    skip: torch.Tensor,
+) -> list[dict[int, float]]:
+    """Twin of ``ops.pooling.lexical_weights``: {id: weight} of each sequence."""
+    weights = torch.relu(hidden.double() @ weight.double() + bias).tolist()
+    ids, skipped, out = token_ids.tolist(), set(skip.tolist()), []
+    for a, b in pairwise(starts.tolist()):
+        best: dict[int, float] = {}
+        for t in range(a, b):
+            if ids[t] not in skipped and weights[t] > 0:
+                best[ids[t]] = max(weights[t], best.get(ids[t], 0.0))
+        out.append(dict(sorted(best.items())))
+    return out
+
+
+def delimiter_rows(input_ids: torch.Tensor, starts: torch.Tensor, delimiter: int) -> list[list[int]]:
+    """Twin of ``ops.pooling.delimiter_rows``: the rows of each sequence."""
+    ids = input_ids.tolist()
+    found = [[t for t in range(a, b) if ids[t] == delimiter] for a, b in pairwise(starts.tolist())]
+    return [[t - 1 for t in positions[1:]] for positions in found]
 
 
 def label_logits(
@@ -132,16 +105,91 @@ def logsumexp(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, softcap: float = 0.0, scale: float = 1.0
 ) -> torch.Tensor:
     """Twin of ``ops.scores.logsumexp``."""
-    logits = linear_rows(rows, weight, bias) * scale
-    if softcap > 0:
-        logits = softcap * torch.tanh(logits / softcap)
-    return torch.logsumexp(logits, -1)
+    return torch.logsumexp(_shape(linear_rows(rows, weight, bias), softcap, scale), -1)
+
+
+def _shape(raw: torch.Tensor, softcap: float, scale: float) -> torch.Tensor:
+    return softcap * torch.tanh(raw * scale / softcap) if softcap > 0 else raw * scale
+
+
+def label_scores(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    label_ids: torch.Tensor,
+    label_starts: torch.Tensor,
+    temperature: torch.Tensor,
+    *,
+    softcap: float = 0.0,
+    scale: float = 1.0,
+) -> torch.Tensor:
+    """Twin of ``ops.scores.label_scores``."""
+    logits = _shape(label_logits(rows, weight, bias, label_ids, label_starts), softcap, scale)
+    parts = logits.split(label_starts.diff().tolist())
+    return torch.cat([torch.softmax(part / t.double(), -1) for part, t in zip(parts, temperature, strict=True)])
+
+
+def label_probabilities(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    label_ids: torch.Tensor,
+    label_starts: torch.Tensor,
+    *,
+    softcap: float = 0.0,
+    scale: float = 1.0,
+) -> torch.Tensor:
+    """Twin of ``ops.scores.label_probabilities``."""
+    row = torch.repeat_interleave(torch.arange(rows.shape[0]), label_starts.diff().long())
+    return torch.softmax(_shape(linear_rows(rows, weight, bias), softcap, scale), -1)[row, label_ids]
+
+
+def token_logprobs(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    token_ids: torch.Tensor,
+    *,
+    softcap: float = 0.0,
+    scale: float = 1.0,
+) -> torch.Tensor:
+    """Twin of ``ops.scores.token_logprobs``."""
+    logits = _shape(linear_rows(rows, weight, bias), softcap, scale)
+    return torch.log_softmax(logits, -1).gather(-1, token_ids[:, None])[:, 0]
 
 
 def linear_rows(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Twin of ``ops.linear.linear_rows``."""
     out = x.double() @ w.double().T
     return out if bias is None else out + bias.double()
+
+
+def linear_rows_int8(
+    x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Twin of ``ops.linear.linear_rows_int8``."""
+    return linear_rows(x, w.double() * scales.double()[:, None], bias)
+
+
+def adjusted_logits(
+    logits: torch.Tensor,
+    *,
+    seen: dict[int, int] | None = None,
+    repetition: float = 1.0,
+    frequency: float = 0.0,
+    presence: float = 0.0,
+    bias: dict[int, float] | None = None,
+    allowed: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One row ``[V]`` as ``ops.sampling.sample`` filters it, float32. ``seen``: id → how often it was generated."""
+    out = logits.float().clone()
+    for token, generated in (seen or {}).items():
+        if generated:
+            out[token] = out[token] - torch.tensor(frequency) * generated - torch.tensor(presence)
+        out[token] = out[token] * torch.tensor(repetition) if out[token] < 0 else out[token] / torch.tensor(repetition)
+    for token, value in (bias or {}).items():
+        out[token] += value
+    return out if allowed is None else out.masked_fill(~allowed, -math.inf)
 
 
 def filtered_distribution(

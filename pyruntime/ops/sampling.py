@@ -45,11 +45,12 @@ def sample(
     largest logit, lowest id on ties), top_k int32 (≤ 0 off), top_p float32 in (0, 1], min_p float32 in [0, 1], and
     seeds int64 (read as uint64 bits), positions int64, indices int32, of which the draw is a function (Philox4x32-10).
 
-    First, in this order: of the tokens seen, ``seen_ids`` int64 ``[M]`` (row r's at ``seen_starts[r]:seen_starts[r+1]``,
-    int32 ``[B+1]``, ascending), logit − frequency·seen_generated − presence for those generated (``seen_generated``
-    int32 ``[M]``, 0: in the prompt alone), then logit·repetition if negative, else logit/repetition (> 0), all float32
-    ``[B]``; logit + ``bias_values`` float32 ``[K]`` (finite or -inf) of ``bias_ids`` (``bias_starts``, likewise);
-    -inf where the bit of ``bitmask`` int32 ``[B, ceil(V/32)]`` (token v: bit v % 32 of word v // 32) is not set.
+    First, in this order: of the tokens seen, ``seen_ids`` int64 ``[M]`` (row r's, ascending, at
+    ``seen_starts[r]:seen_starts[r+1]``, int32 ``[B+1]``), logit − frequency·seen_generated − presence for those
+    generated (``seen_generated`` int32 ``[M]``, 0: in the prompt alone), then logit·repetition if negative, else
+    logit/repetition (> 0), all float32 ``[B]``; logit + ``bias_values`` float32 ``[K]`` (finite or -inf) of
+    ``bias_ids`` (``bias_starts``, likewise); -inf where the bit of ``bitmask`` int32 ``[B, ceil(V/32)]`` (token v: bit
+    v % 32 of word v // 32) is not set.
 
     Then, each on what the one before kept, renormalised: division by the temperature; top_k keeps exactly k; top_p the
     smallest set of highest probability whose mass is ≥ p; min_p those of at least min_p times the highest probability.

@@ -122,6 +122,31 @@ def test_row_is_bit_identical_alone_in_any_batch_chunking_and_page_size() -> Non
             assert torch.equal(chunk, alone[begin:end])
 
 
+@pytest.mark.parametrize("window_left", [-1, 700])
+@pytest.mark.parametrize("length", [511, 512, 513, 1500])
+def test_long_decode_is_shared_among_threads_with_the_same_bits(length: int, window_left: int) -> None:
+    """One row of many keys is cut by their position; alone, batched, in a prompt, on one thread it answers alike."""
+    q, k, v = torch.randn(length, 4, 64), torch.randn(length, 1, 64), torch.randn(length, 1, 64)
+    options = {"scale": 0.3, "window_left": window_left, "sinks": torch.randn(4), "softcap": 8.0}
+    prompt = attention.packed_attention(q, k, v, starts_of([length]), causal=True, **options)
+    want = reference.packed_attention(q, k, v, starts_of([length]), causal=True, **options)
+    assert (prompt.double() - want).abs().max() < TOLERANCE[torch.float32]
+    keys, values, tables = pages([length], 16, 1, 64, 64, torch.float32)
+    at = torch.arange(length)
+    keys[tables[0].long()[at // 16], at % 16], values[tables[0].long()[at // 16], at % 16] = k, v
+    cache = (keys, values)
+    bounds, lengths = torch.arange(2).int(), torch.tensor([length]).int()
+    alone = attention.paged_attention(q[-1:], *cache, bounds, lengths, tables, **options)
+    assert torch.equal(alone, prompt[-1:])
+    many = attention.paged_attention(
+        q[-1:].expand(20, -1, -1), *cache, torch.arange(21).int(), lengths.expand(20).contiguous(),
+        tables.expand(20, -1).contiguous(), **options,
+    )  # fmt: skip
+    torch.set_num_threads(1)
+    single = attention.paged_attention(q[-1:], *cache, bounds, lengths, tables, **options)
+    assert torch.equal(single, alone) and torch.equal(many, alone.expand(20, -1, -1))
+
+
 @pytest.mark.parametrize("width", [32, 64, 80])
 def test_bidirectional_row_is_bit_identical_alone_and_in_a_batch(width: int) -> None:
     lengths = [1, 26, 2, 67, 130, 5]

@@ -21,6 +21,8 @@ x, w = torch.randn(5, 70).bfloat16(), torch.randn(99, 70).bfloat16()
 parts = [
     ops.attention.packed_attention(q, k, v, starts, causal=True, scale=0.2, softcap=9.0),
     ops.linear.linear_rows(x, w),
+    ops.linear.linear_rows_int8(x, *ops.linear.quantize_int8(w)),
+    torch.ops.pyruntime.pool_sparse(x, torch.tensor([0, 5]).int(), w),
     ops.scores.logsumexp(x, w),
     ops.pooling.pool(x, *[torch.tensor(p).int() for p in ([0, 5], [2], [70])], torch.tensor([True])),
 ]
@@ -68,7 +70,17 @@ def test_opcheck() -> None:
         (names.store_kv, (kv, kv, torch.tensor([0, 3, 4, 5]), *caches)),
         (names.copy_blocks, (*caches, torch.tensor([[0, 1]]))),
         (names.pool, (torch.randn(4, 8), starts, starts[:2] * 0, starts[1:] * 0 + 8, one > 0)),
+        (names.pool_sparse, (torch.randn(4, 8), starts, torch.randn(9, 8))),
+        (names.lexical_weights, (torch.randn(4, 8), starts, torch.arange(4), torch.randn(8), 0.1, torch.tensor([1]))),
+        (names.delimiter_rows, (torch.tensor([1, 5, 5, 5]), starts, 5)),
         (names.label_logits, (torch.randn(2, 8), torch.randn(9, 8), None, torch.tensor([1, 8, 3, 3]), starts)),
+        (
+            names.label_scores,
+            (torch.randn(2, 8), torch.randn(9, 8), None, torch.tensor([1, 8, 3, 3]), starts, one),
+        ),
+        (names.label_probabilities, (torch.randn(2, 8), torch.randn(9, 8), None, torch.tensor([1, 8, 3, 3]), starts)),
+        (names.token_logprobs, (torch.randn(2, 8), torch.randn(9, 8), torch.randn(9), torch.tensor([1, 8]))),
+        (names.linear_rows_int8, (torch.randn(2, 8), torch.ones(9, 8, dtype=torch.int8), torch.rand(9))),
         (names.logsumexp, (torch.randn(2, 8), torch.randn(9, 8), torch.randn(9), 0.0, 1.0)),
         (names.linear_rows, (torch.randn(2, 8), torch.randn(9, 8), None)),
         (

@@ -17,7 +17,7 @@ def batch(lengths: list[int], width: int) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("width", [1, 7, 16, 64, 100, 384, 1000, 4096])
+@pytest.mark.parametrize("width", [1, 7, 16, 64, 100, 384, 768, 1000, 4096])
 def test_matches_reference(width: int, dtype: torch.dtype) -> None:
     lengths = [1, 2, 3, 1, 17, 256, 5, 31, 9, 64, 12, 40]
     arguments = batch(lengths, width)
@@ -25,6 +25,28 @@ def test_matches_reference(width: int, dtype: torch.dtype) -> None:
     got = pooling.pool(hidden, *arguments)
     assert got.dtype == torch.float32
     assert (got.double() - reference.pool(hidden, *arguments)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("lengths", [[70_000], [1] * 300, [20_000, 1, 50_000 - 1]], ids=["one", "short", "mixed"])
+def test_sizes_from_one_row_to_many(lengths: list[int]) -> None:
+    """Few long sequences are cut into columns among the threads, many are not."""
+    arguments = batch(lengths, 48)
+    arguments[1][:] = 2
+    hidden = torch.randn(sum(lengths), 48).bfloat16()
+    got = pooling.pool(hidden, *arguments)
+    assert (got.double() - reference.pool(hidden, *arguments)).abs().max() < 1e-6
+    torch.set_num_threads(1)
+    assert torch.equal(pooling.pool(hidden, *arguments), got)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_given_rows_beside_the_other_kinds(dtype: torch.dtype) -> None:
+    starts, kinds, dimensions, normalize = batch([5, 1, 9, 4, 7, 3, 2], 300)
+    kinds = (torch.arange(7) % 4).int()
+    rows = torch.tensor([99, -5, 0, 16, 0, 0, 0])
+    hidden = torch.randn(31, 300).to(dtype)
+    arguments = (hidden, starts, kinds, dimensions, normalize, rows)
+    assert (pooling.pool(*arguments).double() - reference.pool(*arguments)).abs().max() < 1e-6
 
 
 def test_strided_rows_and_zero_vector() -> None:
@@ -51,7 +73,12 @@ def test_row_is_bit_identical_alone_and_in_a_batch() -> None:
     [
         ({"starts": torch.tensor([0, 0, 4]).int()}, "sequence 0 has no rows"),
         ({"starts": torch.tensor([1, 2, 4]).int()}, "must begin with 0"),
-        ({"kinds": torch.tensor([0, 3]).int()}, "kinds: entry 1 is 3"),
+        ({"kinds": torch.tensor([0, 4]).int()}, "kinds: entry 1 is 4"),
+        ({"kinds": torch.tensor([-1, 0]).int()}, "kinds: entry 0 is -1"),
+        ({"kinds": torch.tensor([0, 3]).int()}, "rows: needed"),
+        ({"kinds": torch.tensor([0, 3]).int(), "rows": torch.tensor([0, 1])}, "rows: entry 1 is 1, outside"),
+        ({"kinds": torch.tensor([3, 0]).int(), "rows": torch.tensor([-1, 0])}, "rows: entry 0 is -1, outside"),
+        ({"rows": torch.tensor([0, 1]).int()}, "rows: expected dtype"),
         ({"dimensions": torch.tensor([0, 8]).int()}, "dimensions: entry 0"),
         ({"dimensions": torch.tensor([8, 9]).int()}, "dimensions: entry 1"),
         ({"normalize": torch.tensor([1, 0])}, "normalize: expected dtype"),

@@ -2,7 +2,9 @@
 //
 // A tile is up to kTileRows rows (query position × query head of one key head). Key blocks start at multiples of kKeys
 // of the key's position in its sequence, so a row's sums have the same order in any tile, any chunk of a prompt, any
-// page size.
+// page size. Keys are summed in splits of kSplit, again by position, each on its own, and the splits joined in order: a
+// single row of many keys can so be shared among threads and still answers the same bits.
+#include "attention_state.h"
 #include "attention_tile.h"
 
 namespace pyruntime::PYRUNTIME_ISA {
@@ -46,62 +48,123 @@ float soften(const AttentionArgs& a, float* scores, int64_t block, int64_t group
   return correction;
 }
 
+// Float32 copies, for scores that are not taken from the queries as they lie.
+template <class T>
+void load_queries(const Span& s, const Buffers& b) {
+  if (kMultiplies<T> && !keys_in_lanes(s.a)) return;
+  const int64_t d = padded(s.a.key_width);
+  for (int64_t r = 0; r < s.rows; ++r) widen_row<T>(s.query<T>(r), b.q + r * d, s.a.key_width, d);
+}
+
+template <class T>
+void widen_rows(const typename T::Element* const* rows, int64_t count, float* target, int64_t width) {
+  for (int64_t i = 0; i < count; ++i) widen_row<T>(rows[i], target + i * padded(width), width, padded(width));
+}
+
+// b.scores of all rows against the keys of one block.
+template <class T>
+void score(const Span& s, const Rows<T>& block, int64_t keys, const typename T::Element* const* queries,
+           const Buffers& b) {
+  const int64_t d = padded(s.a.key_width), rows = s.rows;
+  if (keys_in_lanes(s.a)) {
+    widen_rows<T>(block.k, keys, b.k, s.a.key_width);
+    transpose_keys(b, keys, d);
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) score_lanes<4>(b, r, keys, d);
+    for (; r < rows; ++r) score_lanes<1>(b, r, keys, d);
+    return;
+  }
+  const auto all = [&]<class U>(U, const auto* const* q, const auto* const* k, int64_t width) {
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) score_rows<U, 4>(b, r, q, k, keys, width);
+    for (; r + 2 <= rows; r += 2) score_rows<U, 2>(b, r, q, k, keys, width);
+    for (; r < rows; ++r) score_rows<U, 1>(b, r, q, k, keys, width);
+  };
+  if constexpr (kMultiplies<T>) {
+    all(T{}, queries, block.k, s.a.key_width);
+  } else {
+    widen_rows<T>(block.k, keys, b.k, s.a.key_width);
+    const float *q[kTileRows], *k[kKeys];
+    for (int64_t r = 0; r < rows; ++r) q[r] = b.q + r * d;
+    for (int64_t i = 0; i < keys; ++i) k[i] = b.k + i * d;
+    all(Float32{}, q, k, d);
+  }
+}
+
+template <class Values>
+void add_all_values(const Buffers& b, const Values& values, int64_t rows, int64_t keys, int64_t dv,
+                    const float* correction) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) value_rows<4>(b, values, r, keys, dv, correction + r);
+  for (; r + 2 <= rows; r += 2) value_rows<2>(b, values, r, keys, dv, correction + r);
+  for (; r < rows; ++r) value_rows<1>(b, values, r, keys, dv, correction + r);
+}
+
+// The tile's rows against the keys of one split alone: maxima, sums and unnormalised values into b.part.
+template <class T>
+void attend(const Span& s, int64_t split, const Buffers& b) {
+  const AttentionArgs& a = s.a;
+  const int64_t dv = padded(a.value_width), rows = s.rows;
+  for (int64_t r = 0; r < rows; ++r) b.part.maxima[r] = kNothing, b.part.sums[r] = 0.0f;
+  memset(b.part.out, 0, static_cast<size_t>(rows * dv) * sizeof(float));
+  const typename T::Element* queries[kTileRows];
+  for (int64_t r = 0; r < rows; ++r) queries[r] = s.query<T>(r);
+  const int64_t stop = smallest(s.last, (split + 1) * kSplit);
+  for (int64_t block = largest(s.first, split * kSplit); block < stop; block += kKeys) {
+    const int64_t end = smallest(block + kKeys, s.last), width = padded(end - block);
+    const Rows<T> keys(a, s.t, block, end);
+    const bool few = reads_values_in_place(a, rows);
+    if (few) fetch_ahead<T>(keys.v, end - block, a.value_width);
+    score<T>(s, keys, width, queries, b);
+    float correction[kTileRows];
+    for (int64_t r = 0; r < rows; ++r) {
+      correction[r] = soften(a, b.scores + r * kKeys, block, width, s.low(r), smallest(s.high(r), end),
+                             b.part.maxima[r], b.part.sums[r]);
+    }
+    if (few && end < stop) {
+      const Rows<T> next(a, s.t, end, smallest(end + kKeys, s.last));
+      fetch_ahead<T>(next.k, smallest(kKeys, s.last - end), a.key_width);
+    }
+    if (few) {
+      add_all_values(b, PlainValues<T>{keys.v}, rows, end - block, dv, correction);
+    } else {
+      widen_rows<T>(keys.v, end - block, b.v, a.value_width);
+      add_all_values(b, WideValues{b.v, dv}, rows, end - block, dv, correction);
+    }
+  }
+}
+
 template <class T>
 void run(const AttentionArgs& a, const AttentionTile& t, float* scratch) {
-  using Element = typename T::Element;
   const Buffers b = carve(a, scratch);
-  const int64_t d = padded(a.key_width), dv = padded(a.value_width), group = a.q_heads / a.kv_heads;
-  const int64_t start = a.query_starts[t.sequence], queries = a.query_starts[t.sequence + 1] - start;
-  const int64_t keys = a.kv_lengths != nullptr ? a.kv_lengths[t.sequence] : queries;
-  const int64_t offset = keys - queries;  // position of the sequence's first query row
-  const int64_t rows = (t.row_end - t.row_begin) * group;
+  const Span s(a, t);
+  load_queries<T>(s, b);
+  begin_total(s, b.total);
+  for (int64_t split = s.first / kSplit; split * kSplit < s.last; ++split) {
+    attend<T>(s, split, b);
+    add_part(s, b.part, b.total);
+  }
+  write_rows<T>(s, b.total);
+}
 
-  auto low = [&](int64_t position) { return a.window_left < 0 ? 0 : largest(0, position - a.window_left); };
-  auto high = [&](int64_t position) {
-    if (a.causal) return position + 1;
-    return a.window_right < 0 ? keys : smallest(keys, position + a.window_right + 1);
-  };
-  for (int64_t r = 0; r < rows; ++r) {
-    int64_t token = start + t.row_begin + r / group, head = t.kv_head * group + r % group;
-    widen_row<T>(static_cast<const Element*>(a.q) + token * a.q_row + head * a.q_head, b.q + r * d, a.key_width, d);
-    b.maxima[r] = a.sinks != nullptr ? a.sinks[head] : kNothing;
-    b.sums[r] = a.sinks != nullptr ? 1.0f : 0.0f;
-  }
-  memset(b.out, 0, static_cast<size_t>(rows * dv) * sizeof(float));
+template <class T>
+void run_split(const AttentionArgs& a, const AttentionTile& t, int64_t split, float* scratch, float* part) {
+  Buffers b = carve(a, scratch);
+  b.part = carve_state(a, part);
+  const Span s(a, t);
+  load_queries<T>(s, b);
+  attend<T>(s, split, b);
+}
 
-  const bool turned = keys_in_lanes(a);
-  const int64_t first = low(offset + t.row_begin) / kKeys * kKeys, last = high(offset + t.row_end - 1);
-  for (int64_t block = first; block < last; block += kKeys) {
-    const int64_t end = smallest(block + kKeys, last), width = padded(end - block);
-    load_keys<T>(a, t, block, end, b);
-    int64_t r = 0;
-    if (turned) {
-      transpose_keys(b, width, d);
-      for (; r + 4 <= rows; r += 4) score_lanes<4>(b, r, width, d);
-      for (; r < rows; ++r) score_lanes<1>(b, r, width, d);
-    }
-    for (; r + 4 <= rows; r += 4) score_rows<4>(b, r, width, d);
-    for (; r + 2 <= rows; r += 2) score_rows<2>(b, r, width, d);
-    for (; r < rows; ++r) score_rows<1>(b, r, width, d);
-    float correction[kTileRows];
-    for (r = 0; r < rows; ++r) {
-      int64_t position = offset + t.row_begin + r / group;
-      correction[r] = soften(a, b.scores + r * kKeys, block, width, low(position), smallest(high(position), end),
-                             b.maxima[r], b.sums[r]);
-    }
-    for (r = 0; r + 4 <= rows; r += 4) value_rows<4>(b, r, end - block, dv, correction + r);
-    for (; r + 2 <= rows; r += 2) value_rows<2>(b, r, end - block, dv, correction + r);
-    for (; r < rows; ++r) value_rows<1>(b, r, end - block, dv, correction + r);
+template <class T>
+void run_join(const AttentionArgs& a, const AttentionTile& t, const float* parts, int64_t count, float* scratch) {
+  const Buffers b = carve(a, scratch);
+  const Span s(a, t);
+  begin_total(s, b.total);
+  for (int64_t i = 0; i < count; ++i) {
+    add_part(s, carve_state(a, const_cast<float*>(parts) + i * state_size(a)), b.total);
   }
-  for (int64_t r = 0; r < rows; ++r) {
-    int64_t token = start + t.row_begin + r / group, head = t.kv_head * group + r % group;
-    Element* out = static_cast<Element*>(a.out) + (token * a.q_heads + head) * a.value_width;
-    // A row that sees no key (a window that lies outside the sequence) answers zero.
-    Vec factor = splat(b.sums[r] == 0.0f ? 0.0f : 1.0f / b.sums[r]);
-    for (int64_t c = 0; c < a.value_width; c += kLanes) {
-      store_narrow<T>(out + c, load_as<Vec>(b.out + r * dv + c) * factor, a.value_width - c);
-    }
-  }
+  write_rows<T>(s, b.total);
 }
 
 }  // namespace
@@ -109,19 +172,44 @@ void run(const AttentionArgs& a, const AttentionTile& t, float* scratch) {
 int64_t attention_tile_rows(const AttentionArgs& a) { return largest(1, kTileRows / (a.q_heads / a.kv_heads)); }
 
 int64_t attention_scratch(const AttentionArgs& a) {
-  int64_t d = padded(a.key_width), dv = padded(a.value_width);
-  return (kTileRows + kKeys) * (d + dv) + kTileRows * kKeys + 2 * kTileRows;
+  return (kTileRows + kKeys) * padded(a.key_width) + kKeys * padded(a.value_width) + kTileRows * kKeys +
+         2 * state_size(a);
 }
 
-void attention(const AttentionArgs& a, const AttentionTile& t, float* scratch) {
-  switch (a.dtype) {
-    case DType::kFloat32:
-      return run<Float32>(a, t, scratch);
-    case DType::kBFloat16:
-      return run<BFloat16>(a, t, scratch);
-    case DType::kFloat16:
-      return run<Float16>(a, t, scratch);
+int64_t attention_part(const AttentionArgs& a) { return state_size(a); }
+
+KeySplits attention_splits(const AttentionArgs& a, const AttentionTile& t) {
+  const Span s(a, t);
+  const int64_t first = s.first / kSplit, end = (s.last + kSplit - 1) / kSplit;
+  return {first, end > first ? end - first : 0};
+}
+
+#define FOR_DTYPE(call)      \
+  switch (a.dtype) {         \
+    case DType::kFloat32:    \
+      return call(Float32);  \
+    case DType::kBFloat16:   \
+      return call(BFloat16); \
+    case DType::kFloat16:    \
+      return call(Float16);  \
   }
+
+void attention(const AttentionArgs& a, const AttentionTile& t, float* scratch) {
+#define CALL(T) run<T>(a, t, scratch)
+  FOR_DTYPE(CALL)
+#undef CALL
+}
+
+void attention_split(const AttentionArgs& a, const AttentionTile& t, int64_t split, float* scratch, float* part) {
+#define CALL(T) run_split<T>(a, t, split, scratch, part)
+  FOR_DTYPE(CALL)
+#undef CALL
+}
+
+void attention_join(const AttentionArgs& a, const AttentionTile& t, const float* parts, int64_t count, float* scratch) {
+#define CALL(T) run_join<T>(a, t, parts, count, scratch)
+  FOR_DTYPE(CALL)
+#undef CALL
 }
 
 }  // namespace pyruntime::PYRUNTIME_ISA

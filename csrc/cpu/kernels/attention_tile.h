@@ -1,18 +1,11 @@
 // A tile of attention: its buffers, loading of keys, scores q·k and the sum of weighted values.
 #pragma once
 
+#include "attention_state.h"
 #include "dot.h"
 
 namespace pyruntime::PYRUNTIME_ISA {
 namespace {
-
-constexpr int64_t kKeys = 64;
-constexpr int64_t kTileRows = 64;
-constexpr float kNothing = -__builtin_huge_valf();
-
-int64_t padded(int64_t width) { return (width + kLanes - 1) / kLanes * kLanes; }
-int64_t smallest(int64_t a, int64_t b) { return a < b ? a : b; }
-int64_t largest(int64_t a, int64_t b) { return a > b ? a : b; }
 
 template <class T>
 void widen_row(const void* source, float* target, int64_t width, int64_t padded_width) {
@@ -35,9 +28,8 @@ struct Buffers {
   float* k;       // [kKeys, D]
   float* v;       // [kKeys, Dv]
   float* scores;  // [kTileRows, kKeys]
-  float* out;     // [kTileRows, Dv]
-  float* maxima;  // [kTileRows]
-  float* sums;    // [kTileRows]
+  State part;     // of the split at hand
+  State total;    // of the splits before
 };
 
 Buffers carve(const AttentionArgs& a, float* scratch) {
@@ -47,32 +39,52 @@ Buffers carve(const AttentionArgs& a, float* scratch) {
   b.k = b.q + kTileRows * d;
   b.v = b.k + kKeys * d;
   b.scores = b.v + kKeys * dv;
-  b.out = b.scores + kTileRows * kKeys;
-  b.maxima = b.out + kTileRows * dv;
-  b.sums = b.maxima + kTileRows;
+  b.part = carve_state(a, b.scores + kTileRows * kKeys);
+  b.total = carve_state(a, b.scores + kTileRows * kKeys + state_size(a));
   return b;
 }
 
+// Where the keys and values of one block lie. Keys are taken sixteen at a time: what pads the last group repeats its
+// last key, and is masked.
 template <class T>
-void load_keys(const AttentionArgs& a, const AttentionTile& t, int64_t begin, int64_t end, const Buffers& b) {
-  using Element = typename T::Element;
-  int64_t d = padded(a.key_width), dv = padded(a.value_width);
-  for (int64_t key = begin; key < end; ++key) {
-    int64_t block = 0, row = a.query_starts[t.sequence] + key;
-    if (a.block_tables != nullptr) {
-      block = a.block_tables[t.sequence * a.table_stride + key / a.block_size];
-      row = key % a.block_size;
+struct Rows {
+  const typename T::Element* k[kKeys];
+  const typename T::Element* v[kKeys];
+
+  Rows(const AttentionArgs& a, const AttentionTile& t, int64_t begin, int64_t end) {
+    using Element = typename T::Element;
+    for (int64_t i = 0; i < padded(end - begin); ++i) {
+      const int64_t key = smallest(begin + i, end - 1);
+      int64_t block = 0, row = a.query_starts[t.sequence] + key;
+      if (a.block_tables != nullptr) {
+        block = a.block_tables[t.sequence * a.table_stride + key / a.block_size];
+        row = key % a.block_size;
+      }
+      k[i] = static_cast<const Element*>(a.k) + block * a.k_block + row * a.k_row + t.kv_head * a.k_head;
+      v[i] = static_cast<const Element*>(a.v) + block * a.v_block + row * a.v_row + t.kv_head * a.v_head;
     }
-    widen_row<T>(static_cast<const Element*>(a.k) + block * a.k_block + row * a.k_row + t.kv_head * a.k_head,
-                 b.k + (key - begin) * d, a.key_width, d);
-    widen_row<T>(static_cast<const Element*>(a.v) + block * a.v_block + row * a.v_row + t.kv_head * a.v_head,
-                 b.v + (key - begin) * dv, a.value_width, dv);
   }
-  // Keys are taken sixteen at a time: what pads the last group is zero, and masked.
-  int64_t group = padded(end - begin);
-  memset(b.k + (end - begin) * d, 0, static_cast<size_t>((group - (end - begin)) * d) * sizeof(float));
-  memset(b.v + (end - begin) * dv, 0, static_cast<size_t>((group - (end - begin)) * dv) * sizeof(float));
+};
+
+// Pages lie anywhere, so the processor does not see coming what a block reads next.
+template <class T>
+void fetch_ahead(const typename T::Element* const* rows, int64_t count, int64_t width) {
+  constexpr int64_t kLine = 64 / sizeof(typename T::Element);
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t d = 0; d < width; d += kLine) __builtin_prefetch(rows[i] + d);
+  }
 }
+
+// Scores are taken from the keys as they lie where the processor multiplies that dtype as it is.
+template <class T>
+constexpr bool kMultiplies = std::is_same_v<T, Float32>;
+#if defined(__AVX512BF16__)
+template <>
+constexpr bool kMultiplies<BFloat16> = true;
+#endif
+
+// So few rows do not pay for float32 copies of the values; the same values and sums either way.
+bool reads_values_in_place(const AttentionArgs& a, int64_t rows) { return rows <= 8 && a.value_width % kLanes == 0; }
 
 // Narrow heads of a bidirectional model: the lanes are keys, so nothing is left to sum across lanes. It pays only where
 // many rows share a key block, hence not for causal attention, which must answer a decode step bit for bit as a prompt.
@@ -123,31 +135,44 @@ void score_lanes(const Buffers& b, int64_t row, int64_t keys, int64_t d) {
   for (; key < keys; key += kLanes) lane_scores<R, 1>(b, row, key, d);
 }
 
-template <int R>
-void score_rows(const Buffers& b, int64_t row, int64_t keys, int64_t d) {
+// `queries` and `keys`: one pointer a row of this tile, one a key of this block.
+template <class T, int R>
+void score_rows(const Buffers& b, int64_t row, const typename T::Element* const* queries,
+                const typename T::Element* const* k, int64_t keys, int64_t d) {
   constexpr int C = 16 / R;
-  const float* q[R];
-  for (int r = 0; r < R; ++r) q[r] = b.q + (row + r) * d;
   for (int64_t key = 0; key < keys; key += C) {
-    const float* k[C];
-    for (int c = 0; c < C; ++c) k[c] = b.k + (key + c) * d;
-    Vec dots16 = dots<Float32, R, C>(q, k, d);
+    Vec dots16 = dots<T, R, C>(queries + row, k + key, d);
     for (int r = 0; r < R; ++r) {
       memcpy(b.scores + (row + r) * kKeys + key, reinterpret_cast<const float*>(&dots16) + r * C, C * sizeof(float));
     }
   }
 }
 
+// Values of a block in float32, whole vectors at a time.
+struct WideValues {
+  const float* v;
+  int64_t dv;
+  Vec at(int64_t key, int64_t column) const { return load_as<Vec>(v + key * dv + column); }
+};
+template <class T>
+struct PlainValues {
+  const typename T::Element* const* v;
+  Vec at(int64_t key, int64_t column) const {
+    using Part = std::conditional_t<sizeof(typename T::Element) == 4, Vec, HalfWords>;
+    return widen(load_as<Part>(v[key] + column), T{});
+  }
+};
+
 // out[row + r, :] = correction[r] * out[row + r, :] + sum over keys of scores[row + r, key] * v[key, :]
-template <int R, int N>
-PYRUNTIME_INLINE void add_values(const Buffers& b, int64_t row, int64_t keys, int64_t dv, int64_t column,
-                                 const float* correction) {
+template <int R, int N, class Values>
+PYRUNTIME_INLINE void add_values(const Buffers& b, const Values& values, int64_t row, int64_t keys, int64_t dv,
+                                 int64_t column, const float* correction) {
   Vec sums[R * N];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      sums[r * N + n] = load_as<Vec>(b.out + (row + r) * dv + column + n * kLanes) * correction[r];
+      sums[r * N + n] = load_as<Vec>(b.part.out + (row + r) * dv + column + n * kLanes) * correction[r];
     }
   }
   for (int64_t key = 0; key < keys; ++key) {
@@ -156,7 +181,7 @@ PYRUNTIME_INLINE void add_values(const Buffers& b, int64_t row, int64_t keys, in
     for (int r = 0; r < R; ++r) weight[r] = splat(b.scores[(row + r) * kKeys + key]);
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      Vec value = load_as<Vec>(b.v + key * dv + column + n * kLanes);
+      const Vec value = values.at(key, column + n * kLanes);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) sums[r * N + n] = weight[r] * value + sums[r * N + n];
     }
@@ -164,21 +189,25 @@ PYRUNTIME_INLINE void add_values(const Buffers& b, int64_t row, int64_t keys, in
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) memcpy(b.out + (row + r) * dv + column + n * kLanes, &sums[r * N + n], sizeof(Vec));
+    for (int n = 0; n < N; ++n)
+      memcpy(b.part.out + (row + r) * dv + column + n * kLanes, &sums[r * N + n], sizeof(Vec));
   }
 }
 
-template <int R>
-void value_rows(const Buffers& b, int64_t row, int64_t keys, int64_t dv, const float* correction) {
+template <int R, class Values>
+void value_rows(const Buffers& b, const Values& values, int64_t row, int64_t keys, int64_t dv,
+                const float* correction) {
 #if defined(__AVX512F__)
   constexpr int N = 4;
 #else
   constexpr int N = R == 1 ? 4 : (R == 2 ? 2 : 1);
 #endif
   int64_t column = 0;
-  for (; column + N * kLanes <= dv; column += N * kLanes) add_values<R, N>(b, row, keys, dv, column, correction);
-  for (; column + 2 * kLanes <= dv; column += 2 * kLanes) add_values<R, 2>(b, row, keys, dv, column, correction);
-  for (; column < dv; column += kLanes) add_values<R, 1>(b, row, keys, dv, column, correction);
+  for (; column + N * kLanes <= dv; column += N * kLanes)
+    add_values<R, N>(b, values, row, keys, dv, column, correction);
+  for (; column + 2 * kLanes <= dv; column += 2 * kLanes)
+    add_values<R, 2>(b, values, row, keys, dv, column, correction);
+  for (; column < dv; column += kLanes) add_values<R, 1>(b, values, row, keys, dv, column, correction);
 }
 
 }  // namespace

@@ -65,4 +65,56 @@ PYRUNTIME_INLINE Vec dots(const typename T::Element* const* x, const typename T:
   return sum_lanes(all);
 }
 
+// Sixteen columns from `column` on; past `end` the last one again, whose result the caller drops.
+template <class T>
+PYRUNTIME_INLINE void point_at_columns(const LinearArgs& a, int64_t column, int64_t end,
+                                       const typename T::Element* (&w)[16]) {
+  for (int64_t c = 0; c < 16; ++c) {
+    const int64_t at = column + c < end ? column + c : end - 1;
+    w[c] = static_cast<const typename T::Element*>(a.w) + at * a.w_row;
+  }
+}
+
+// One row against sixteen columns, column after column: memory is then read in one run, which is what a row alone waits
+// for. Each product sums as in dots.
+template <class T>
+PYRUNTIME_INLINE Vec stream_dots(const typename T::Element* x, const typename T::Element* const* w, int64_t depth) {
+  constexpr int64_t kAhead = 4096 / sizeof(typename T::Element);
+  Vec all[16];
+#pragma GCC unroll 1
+  for (int c = 0; c < 16; ++c) {
+    const auto* column = w[c];
+    Vec sum{};
+    int64_t d = 0;
+    for (; d + T::kStep <= depth; d += T::kStep) {
+      __builtin_prefetch(column + d + kAhead);
+      sum = multiply_add(load_as<typename T::Chunk>(x + d), load_as<typename T::Chunk>(column + d), sum, T{});
+    }
+    if (d < depth) {
+      constexpr int64_t kSize = sizeof(typename T::Element);
+      const auto left = load_first<typename T::Chunk>(x + d, depth - d, kSize);
+      sum = multiply_add(left, load_first<typename T::Chunk>(column + d, depth - d, kSize), sum, T{});
+    }
+    all[c] = sum;
+  }
+  return sum_lanes(all);
+}
+
+// Products of rows [row, row + R) and sixteen columns, into out[r * 16 + c].
+template <class T, int R>
+PYRUNTIME_INLINE void row_products(const LinearArgs& a, int64_t row, const typename T::Element* const* w, float* out) {
+  constexpr int C = 16 / R;
+  const typename T::Element* x[R];
+  for (int r = 0; r < R; ++r) x[r] = static_cast<const typename T::Element*>(a.x) + (row + r) * a.x_row;
+  if constexpr (R == 1) {
+    const Vec products = stream_dots<T>(x[0], w, a.depth);
+    memcpy(out, &products, sizeof(products));
+    return;
+  }
+  for (int c = 0; c < 16; c += C) {
+    Vec products = dots<T, R, C>(x, w + c, a.depth);
+    for (int r = 0; r < R; ++r) memcpy(out + r * 16 + c, reinterpret_cast<const float*>(&products) + r * C, C * 4);
+  }
+}
+
 }  // namespace pyruntime::PYRUNTIME_ISA

@@ -44,6 +44,12 @@ struct AttentionTile {
   int32_t row_end;
 };
 
+// The splits of the key positions that a tile's rows see: `count` from `first` on.
+struct KeySplits {
+  int64_t first;
+  int64_t count;
+};
+
 // out[r, n] = sum_k x[r, k] * w[n, k] (+ bias[n]); x and w of `dtype`, out of the same, bias float or null.
 struct LinearArgs {
   const void* x;
@@ -67,6 +73,19 @@ struct LabelArgs {
   const int32_t* label_starts;
 };
 
+// out [sequences, columns]: the rows of x of each sequence, reduced.
+struct SparseArgs {
+  LinearArgs linear;
+  const int32_t* starts;
+  int64_t sequences;
+};
+
+// int8 weights: out[r, n] = scales[n] * sum_k x[r, k] * w[n, k] (+ bias[n]); strides as in LinearArgs.
+struct QuantizedArgs {
+  LinearArgs linear;  // w: int8
+  const float* scales;
+};
+
 struct PoolArgs {
   const void* hidden;
   DType dtype;
@@ -76,8 +95,10 @@ struct PoolArgs {
   const int32_t* kinds;
   const int32_t* dimensions;
   const uint8_t* normalize;
+  const int64_t* rows;  // null unless some kind is 3
 };
 
+// Null pointers: that feature is off for the whole batch.
 struct SampleArgs {
   const void* logits;
   DType dtype;
@@ -89,7 +110,22 @@ struct SampleArgs {
   const int64_t* seeds;
   const int64_t* positions;
   const int32_t* indices;
-  int64_t* out;
+  const float* repetition;
+  const float* frequency;
+  const float* presence;
+  const int64_t* seen_ids;  // those of row r at seen_starts[r] to seen_starts[r + 1]
+  const int32_t* seen_generated;
+  const int32_t* seen_starts;
+  const int64_t* bias_ids;
+  const float* bias_values;
+  const int32_t* bias_starts;
+  const uint32_t* bitmask;
+  int64_t bitmask_stride;
+  int64_t top_logprobs;  // -1: no logprobs
+  int64_t* ids;
+  float* logprobs;
+  int64_t* top_ids;
+  float* top_values;
 };
 
 struct Kernels {
@@ -98,12 +134,24 @@ struct Kernels {
   int64_t (*attention_tile_rows)(const AttentionArgs& args);
   int64_t (*attention_scratch)(const AttentionArgs& args);
   void (*attention)(const AttentionArgs& args, const AttentionTile& tile, float* scratch);
+  // The same in pieces, for few tiles of many keys: every split into a part of attention_part floats, then the parts,
+  // which lie one after the other, joined into the answer.
+  int64_t (*attention_part)(const AttentionArgs& args);
+  KeySplits (*attention_splits)(const AttentionArgs& args, const AttentionTile& tile);
+  void (*attention_split)(const AttentionArgs& args, const AttentionTile& tile, int64_t split, float* scratch,
+                          float* part);
+  void (*attention_join)(const AttentionArgs& args, const AttentionTile& tile, const float* parts, int64_t count,
+                         float* scratch);
   void (*linear)(const LinearArgs& args, int64_t begin, int64_t end);  // columns [begin, end)
   // Over the columns [begin, end), 16 partial maxima and sums of exp(logit - maximum) a row: both [rows, 16].
   void (*logsumexp)(const LogSumExpArgs& args, int64_t begin, int64_t end, float* maxima, float* sums);
   void (*labels)(const LabelArgs& args, int64_t row);
-  void (*pool)(const PoolArgs& args, int64_t sequence);
-  // `scratch`: 3 * vocabulary 4-byte words. Writes out[row].
+  void (*sparse)(const SparseArgs& args, int64_t begin, int64_t end);                // columns [begin, end)
+  void (*linear_int8)(const QuantizedArgs& args, int64_t begin, int64_t end);        // columns [begin, end)
+  void (*pool)(const PoolArgs& args, int64_t sequence, int64_t begin, int64_t end);  // columns [begin, end), plain
+  void (*normalize)(const PoolArgs& args, int64_t sequence);                         // after all its columns
+  // `scratch`: sample_scratch(vocabulary) floats. Writes row `row` of every answer.
+  int64_t (*sample_scratch)(int64_t vocabulary);
   void (*sample)(const SampleArgs& args, int64_t row, float* scratch);
 };
 

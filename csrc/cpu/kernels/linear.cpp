@@ -4,25 +4,12 @@
 namespace pyruntime::PYRUNTIME_ISA {
 namespace {
 
-// Logits of rows [row, row + R) against columns [column, column + 16) into out[r * 16 + c].
-template <class T, int R>
-PYRUNTIME_INLINE void block(const LinearArgs& a, int64_t row, const typename T::Element* const* w, float* out) {
-  using Element = typename T::Element;
-  constexpr int C = 16 / R;
-  const Element* x[R];
-  for (int r = 0; r < R; ++r) x[r] = static_cast<const Element*>(a.x) + (row + r) * a.x_row;
-  for (int c = 0; c < 16; c += C) {
-    Vec products = dots<T, R, C>(x, w + c, a.depth);
-    for (int r = 0; r < R; ++r) memcpy(out + r * 16 + c, reinterpret_cast<const float*>(&products) + r * C, C * 4);
-  }
-}
-
 template <class T, int R>
 PYRUNTIME_INLINE void finish(const LinearArgs& a, int64_t row, int64_t column, int64_t count,
                              const typename T::Element* const* w) {
   using Element = typename T::Element;
   float out[R * 16];
-  block<T, R>(a, row, w, out);
+  row_products<T, R>(a, row, w, out);
   Vec bias{};
   if (a.bias != nullptr) bias = load_first<Vec>(a.bias + column, count, sizeof(float));
   for (int r = 0; r < R; ++r) {
@@ -37,10 +24,7 @@ void run(const LinearArgs& a, int64_t begin, int64_t end) {
   for (int64_t column = begin; column < end; column += 16) {
     const int64_t count = end - column < 16 ? end - column : 16;
     const Element* w[16];
-    // Past the end the last column is taken again and its result dropped.
-    for (int64_t c = 0; c < 16; ++c) {
-      w[c] = static_cast<const Element*>(a.w) + (column + (c < count ? c : count - 1)) * a.w_row;
-    }
+    point_at_columns<T>(a, column, end, w);
     int64_t row = 0;
     for (; row + 4 <= a.rows; row += 4) finish<T, 4>(a, row, column, count, w);
     for (; row + 2 <= a.rows; row += 2) finish<T, 2>(a, row, column, count, w);

@@ -1,61 +1,93 @@
-// Hidden rows of one sequence to one vector: last, first or mean row in float32, cut to its width, L2 normalised.
+// Hidden rows of one sequence to one vector: last, first, given or mean row in float32, cut to its width, L2
+// normalised.
 #include "vec.h"
 
 namespace pyruntime::PYRUNTIME_ISA {
 namespace {
 
-template <class T>
-void pool_one(const PoolArgs& a, int64_t sequence) {
-  using Element = typename T::Element;
-  using Part = std::conditional_t<sizeof(Element) == 4, Vec, HalfWords>;
-  const int64_t begin = a.starts[sequence], end = a.starts[sequence + 1], width = a.dimensions[sequence];
-  const Element* hidden = static_cast<const Element*>(a.hidden);
-  float* out = a.out + sequence * a.width;
-  int64_t first = begin, last = end;
-  if (a.kinds[sequence] == 0) first = end - 1;
-  if (a.kinds[sequence] == 1) last = begin + 1;
-  const float share = 1.0f / static_cast<float>(last - first);
-  Vec squares{};
-  // Column by column group, rows in order: the sum of a sequence has one order, whatever lies beside it.
-  for (int64_t column = 0; column < width; column += 4 * kLanes) {
-    const int64_t wide = width - column < 4 * kLanes ? width - column : 4 * kLanes;
-    Vec sums[4] = {};
-    for (int64_t row = first; row < last; ++row) {
-      const Element* p = hidden + row * a.row_stride + column;
-      if (wide == 4 * kLanes) {
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) sums[i] += widen(load_as<Part>(p + i * kLanes), T{});
-      } else {
-        for (int64_t i = 0; i * kLanes < wide; ++i) {
-          const int64_t count = wide - i * kLanes < kLanes ? wide - i * kLanes : kLanes;
-          sums[i] += widen(load_first<Part>(p + i * kLanes, count, sizeof(Element)), T{});
-        }
-      }
-    }
-    for (int64_t i = 0; i * kLanes < wide; ++i) {
-      const Vec value = sums[i] * share;
-      squares += value * value;
-      store_narrow<Float32>(out + column + i * kLanes, value, wide - i * kLanes);
-    }
+#if defined(__AVX512F__)
+constexpr int kWide = 16;
+#else
+constexpr int kWide = 4;
+#endif
+
+// N whole vectors of columns over rows [first, last): rows in order, so a sum has one order whatever lies beside it.
+template <class T, int N>
+PYRUNTIME_INLINE void add_rows(const typename T::Element* p, int64_t row_stride, int64_t count, float share,
+                               float* out) {
+  using Part = std::conditional_t<sizeof(typename T::Element) == 4, Vec, HalfWords>;
+  Vec sums[N] = {};
+  for (int64_t row = 0; row < count; ++row, p += row_stride) {
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) sums[i] += widen(load_as<Part>(p + i * kLanes), T{});
   }
-  memset(out + width, 0, static_cast<size_t>(a.width - width) * sizeof(float));
-  if (!a.normalize[sequence]) return;
-  const float norm = __builtin_sqrtf(sum_of(squares));
-  const float factor = 1.0f / (norm < 1e-12f ? 1e-12f : norm);
-  for (int64_t column = 0; column < width; ++column) out[column] *= factor;
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) {
+    const Vec value = sums[i] * share;
+    memcpy(out + i * kLanes, &value, sizeof(value));
+  }
+}
+
+template <class T>
+void add_rest(const typename T::Element* p, int64_t row_stride, int64_t count, int64_t wide, float share, float* out) {
+  using Part = std::conditional_t<sizeof(typename T::Element) == 4, Vec, HalfWords>;
+  Vec sum{};
+  for (int64_t row = 0; row < count; ++row, p += row_stride) {
+    sum += widen(load_first<Part>(p, wide, sizeof(typename T::Element)), T{});
+  }
+  store_narrow<Float32>(out, sum * share, wide);
+}
+
+template <class T>
+void pool_columns(const PoolArgs& a, int64_t sequence, int64_t column, int64_t end) {
+  int64_t first = a.starts[sequence], last = a.starts[sequence + 1];
+  if (a.kinds[sequence] == 0) first = last - 1;
+  if (a.kinds[sequence] == 1) last = first + 1;
+  if (a.kinds[sequence] == 3) first = a.rows[sequence], last = first + 1;
+  const float share = 1.0f / static_cast<float>(last - first);
+  const auto* p = static_cast<const typename T::Element*>(a.hidden) + first * a.row_stride;
+  float* out = a.out + sequence * a.width;
+  const int64_t count = last - first;
+  for (; column + kWide * kLanes <= end; column += kWide * kLanes) {
+    add_rows<T, kWide>(p + column, a.row_stride, count, share, out + column);
+  }
+  for (; column + 4 * kLanes <= end; column += 4 * kLanes) {
+    add_rows<T, 4>(p + column, a.row_stride, count, share, out + column);
+  }
+  for (; column + kLanes <= end; column += kLanes) add_rows<T, 1>(p + column, a.row_stride, count, share, out + column);
+  if (column < end) add_rest<T>(p + column, a.row_stride, count, end - column, share, out + column);
 }
 
 }  // namespace
 
-void pool(const PoolArgs& a, int64_t sequence) {
+void pool(const PoolArgs& a, int64_t sequence, int64_t begin, int64_t end) {
+  const int64_t width = a.dimensions[sequence], cut = end < width ? end : width;
+  if (end > width) {
+    const int64_t zeros = begin > width ? begin : width;
+    memset(a.out + sequence * a.width + zeros, 0, static_cast<size_t>(end - zeros) * sizeof(float));
+  }
   switch (a.dtype) {
     case DType::kFloat32:
-      return pool_one<Float32>(a, sequence);
+      return pool_columns<Float32>(a, sequence, begin, cut);
     case DType::kBFloat16:
-      return pool_one<BFloat16>(a, sequence);
+      return pool_columns<BFloat16>(a, sequence, begin, cut);
     case DType::kFloat16:
-      return pool_one<Float16>(a, sequence);
+      return pool_columns<Float16>(a, sequence, begin, cut);
   }
+}
+
+void normalize(const PoolArgs& a, int64_t sequence) {
+  if (!a.normalize[sequence]) return;
+  const int64_t width = a.dimensions[sequence];
+  float* out = a.out + sequence * a.width;
+  Vec squares{};
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Vec v = width - i < kLanes ? load_first<Vec>(out + i, width - i, sizeof(float)) : load_as<Vec>(out + i);
+    squares += v * v;
+  }
+  const float norm = __builtin_sqrtf(sum_of(squares));
+  const float factor = 1.0f / (norm < 1e-12f ? 1e-12f : norm);
+  for (int64_t i = 0; i < width; ++i) out[i] *= factor;
 }
 
 }  // namespace pyruntime::PYRUNTIME_ISA

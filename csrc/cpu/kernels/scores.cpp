@@ -8,16 +8,9 @@ namespace {
 template <class T, int R>
 PYRUNTIME_INLINE void fold_columns(const LogSumExpArgs& a, int64_t row, int64_t column, int64_t count,
                                    const typename T::Element* const* w, float* maxima, float* sums) {
-  using Element = typename T::Element;
-  constexpr int C = 16 / R;
   const LinearArgs& l = a.linear;
-  const Element* x[R];
-  for (int r = 0; r < R; ++r) x[r] = static_cast<const Element*>(l.x) + (row + r) * l.x_row;
   float logits[R * 16];
-  for (int c = 0; c < 16; c += C) {
-    Vec products = dots<T, R, C>(x, w + c, l.depth);
-    for (int r = 0; r < R; ++r) memcpy(logits + r * 16 + c, reinterpret_cast<const float*>(&products) + r * C, C * 4);
-  }
+  row_products<T, R>(l, row, w, logits);
   const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   Vec bias{};
   if (l.bias != nullptr) bias = load_first<Vec>(l.bias + column, count, sizeof(float));
@@ -46,9 +39,7 @@ void fold_range(const LogSumExpArgs& a, int64_t begin, int64_t end, float* maxim
   for (int64_t column = begin; column < end; column += 16) {
     const int64_t count = end - column < 16 ? end - column : 16;
     const Element* w[16];
-    for (int64_t c = 0; c < 16; ++c) {
-      w[c] = static_cast<const Element*>(l.w) + (column + (c < count ? c : count - 1)) * l.w_row;
-    }
+    point_at_columns<T>(l, column, end, w);
     int64_t row = 0;
     for (; row + 4 <= l.rows; row += 4) fold_columns<T, 4>(a, row, column, count, w, maxima, sums);
     for (; row + 2 <= l.rows; row += 2) fold_columns<T, 2>(a, row, column, count, w, maxima, sums);

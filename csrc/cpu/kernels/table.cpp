@@ -6,16 +6,40 @@ namespace pyruntime::PYRUNTIME_ISA {
 int64_t attention_tile_rows(const AttentionArgs& args);
 int64_t attention_scratch(const AttentionArgs& args);
 void attention(const AttentionArgs& args, const AttentionTile& tile, float* scratch);
+int64_t attention_part(const AttentionArgs& args);
+KeySplits attention_splits(const AttentionArgs& args, const AttentionTile& tile);
+void attention_split(const AttentionArgs& args, const AttentionTile& tile, int64_t split, float* scratch, float* part);
+void attention_join(const AttentionArgs& args, const AttentionTile& tile, const float* parts, int64_t count,
+                    float* scratch);
 void linear(const LinearArgs& args, int64_t begin, int64_t end);
 void logsumexp(const LogSumExpArgs& args, int64_t begin, int64_t end, float* maxima, float* sums);
 void labels(const LabelArgs& args, int64_t row);
-void pool(const PoolArgs& args, int64_t sequence);
+void sparse(const SparseArgs& args, int64_t begin, int64_t end);
+void linear_int8(const QuantizedArgs& args, int64_t begin, int64_t end);
+void pool(const PoolArgs& args, int64_t sequence, int64_t begin, int64_t end);
+void normalize(const PoolArgs& args, int64_t sequence);
+int64_t sample_scratch(int64_t vocabulary);
 void sample(const SampleArgs& args, int64_t row, float* scratch);
 
 #define NAME_OF(isa) #isa
 #define NAME(isa) NAME_OF(isa)
 extern const Kernels table;
-const Kernels table = {
-    NAME(PYRUNTIME_ISA), attention_tile_rows, attention_scratch, attention, linear, logsumexp, labels, pool, sample};
+const Kernels table = {.name = NAME(PYRUNTIME_ISA),
+                       .attention_tile_rows = attention_tile_rows,
+                       .attention_scratch = attention_scratch,
+                       .attention = attention,
+                       .attention_part = attention_part,
+                       .attention_splits = attention_splits,
+                       .attention_split = attention_split,
+                       .attention_join = attention_join,
+                       .linear = linear,
+                       .logsumexp = logsumexp,
+                       .labels = labels,
+                       .sparse = sparse,
+                       .linear_int8 = linear_int8,
+                       .pool = pool,
+                       .normalize = normalize,
+                       .sample_scratch = sample_scratch,
+                       .sample = sample};
 
 }  // namespace pyruntime::PYRUNTIME_ISA

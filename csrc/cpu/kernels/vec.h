@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "kernels.h"
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
