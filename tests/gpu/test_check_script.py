@@ -1,0 +1,76 @@
+"""tools/gpu_check.py where there is no GPU: it says so, and its tables and failures are right."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "gpu_check.py"
+
+
+@pytest.fixture
+def gpu_check() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_check"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_refuses_without_a_gpu() -> None:
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "needs a machine with an NVIDIA GPU" in done.stdout
+    assert "CPU build" in done.stdout or "finds no GPU" in done.stdout
+
+
+def test_unknown_step_is_refused(gpu_check: ModuleType) -> None:
+    with pytest.raises(SystemExit, match="no step is called 'dance'; there are build, tests"):
+        gpu_check.main(["--only", "tests,dance"])
+
+
+def test_table_aligns_its_columns(gpu_check: ModuleType) -> None:
+    assert gpu_check.table([["name", "us"], ["pool", 3.5], ["a longer one", None]]).splitlines() == [
+        "name          us",
+        "------------  ---",
+        "pool          3.5",
+        "a longer one",
+    ]
+
+
+def test_a_failing_step_is_reported_with_its_output(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(limit: float) -> tuple[str, list]:
+        return gpu_check.run([sys.executable, "-c", "print('bad news'); raise SystemExit(3)"], limit), []
+
+    monkeypatch.setitem(gpu_check.STEPS, "tests", failing)
+    monkeypatch.setitem(gpu_check.STEPS, "bench", lambda limit: ("fine", [{"name": "copy", "gb_s": 4000}]))
+    outcomes = [gpu_check.run_step("tests"), gpu_check.run_step("bench")]
+    assert [o.passed for o in outcomes] == [False, True]
+    text = gpu_check.report(outcomes)
+    assert "FAILED" in text and "ended with 3" in text and "bad news" in text and "4000" in text
+
+
+def test_main_prints_one_json_line(
+    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu_check, "missing", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a device")
+    monkeypatch.setitem(gpu_check.STEPS, "bench", lambda limit: ("fine", [{"name": "copy", "gb_s": 4000}]))
+    assert gpu_check.main(["--only", "bench", "--json", str(tmp_path / "out.json")]) == 0
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert line["passed"] and line["steps"][0]["figures"] == [{"name": "copy", "gb_s": 4000}]
+    assert json.loads((tmp_path / "out.json").read_text()) == line
+
+
+def test_a_step_that_takes_too_long_fails(gpu_check: ModuleType) -> None:
+    with pytest.raises(gpu_check.StepFailed, match="took more than"):
+        gpu_check.run([sys.executable, "-c", "import time; time.sleep(9)"], 0.3)
