@@ -43,7 +43,7 @@ class Runner(Protocol):
 
 class HeadSet(Protocol):
     def read(self, hidden: Any, batch: ForwardBatch) -> list[Any]:
-        """One entry a ``reads`` row, in row order: token id, vector or scores; None where not finite."""
+        """One entry a ``reads`` row, in row order: sampled token, vector or scores; None where not finite."""
         ...
 
 

@@ -21,6 +21,7 @@ from pyruntime.types import (
     FinishReason,
     GenerateRequest,
     PoolingType,
+    SampledToken,
     ScoreRequest,
     ScoreResult,
     StepTiming,
@@ -206,14 +207,17 @@ class GenerateJob(Job):
             for each in self.sequences:
                 scheduler.drop(each)
             return
-        scheduler.append_token(sequence, output)
-        finish = self._finish_reason(sequence, output)
+        token: SampledToken = output
+        scheduler.append_token(sequence, token.token_id)
+        finish = self._finish_reason(sequence, token.token_id)
         timing = None
         if finish is not None:
             scheduler.finish(sequence)
             self._open.discard(sequence.index)
             timing = self.timing()
-        self._pending.append(TokenEvent(sequence.index, output, finish, sequence.cached_tokens, timing))
+        self._pending.append(
+            TokenEvent(sequence.index, token.token_id, finish, sequence.cached_tokens, timing, token.logprob, token.top)
+        )
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         stop = self.request.stop

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -47,13 +47,28 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """One request's draw. temperature 0 is argmax; top_k <= 0 is off; ranges are checked in service/."""
+    """One request's draw. temperature 0 is argmax; top_k <= 0 is off; ranges are checked in service/.
+
+    Penalties: frequency and presence of generated tokens, repetition of those and of the prompt's.
+    ``logit_bias``: (token id, what is added to its logit). ``logprobs``: how many of the likeliest tokens
+    to report beside the drawn one's log-probability; None reports nothing.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether tokens seen before change the draw."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +130,19 @@ class StepTiming:
     compute_s: float
 
 
+class SampledToken(NamedTuple):
+    """A drawn token; ``logprob`` and the likeliest ``top`` (id, logprob) of the raw distribution when asked for."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
     """One new token of continuation ``index``. The last event of an index carries ``finish``.
 
-    ``token_id`` is None only on a finish without a new token.
+    ``token_id`` is None only on a finish without a new token. ``logprob`` and ``top`` as in ``SampledToken``.
     """
 
     index: int
@@ -127,6 +150,8 @@ class TokenEvent:
     finish: FinishReason | None = None
     cached_tokens: int = 0
     timing: StepTiming | None = None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +239,9 @@ class ForwardBatch:
 
 @dataclass(slots=True)
 class GenerationBatchResult:
-    """next_token_ids[i] belongs to the i-th reading GENERATE row; None where its logits were not finite."""
+    """tokens[i] belongs to the i-th reading GENERATE row; None where its logits were not finite."""
 
-    next_token_ids: list[int | None]
+    tokens: list[SampledToken | None]
 
 
 @dataclass(slots=True)

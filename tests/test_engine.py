@@ -17,6 +17,7 @@ from pyruntime.types import (
     GenerateRequest,
     ModelInfo,
     PoolingType,
+    SampledToken,
     SamplingParams,
     ScoreRequest,
     SequenceRows,
@@ -68,7 +69,7 @@ class FakeModel:
         return None
 
     def read(self, hidden, batch):
-        outputs = {Task.GENERATE: lambda s: s.token_ids[-1] + 1, Task.EMBED: lambda s: list(s.token_ids)}
+        outputs = {Task.GENERATE: lambda s: SampledToken(s.token_ids[-1] + 1), Task.EMBED: lambda s: list(s.token_ids)}
         outputs[Task.SCORE] = lambda s: [float(sum(s.token_ids))]
         sequences = [rows.sequence for rows in batch.rows if rows.reads]
         return [None if s.token_ids[0] in self.not_finite else outputs[s.task](s) for s in sequences]

@@ -23,12 +23,12 @@ class Heads:
 
     @torch.inference_mode()
     def read(self, hidden: torch.Tensor, batch: ForwardBatch) -> list[Any]:
-        """One output a reading row, in row order: token id, vector or label scores; None where not finite."""
+        """One output a reading row, in row order: sampled token, vector or label scores; None where not finite."""
         for rows in batch.rows:
             if rows.task is Task.EMBED and not rows.reads:
                 self._pooler.keep_partial(hidden, rows)
         outputs: dict[Task, Any] = {Task.EMBED: iter(self._pooler.pool(hidden, batch).embeddings)}
         if self._sampler is not None and self._score_head is not None:
-            outputs[Task.GENERATE] = iter(self._sampler.sample(hidden, batch).next_token_ids)
+            outputs[Task.GENERATE] = iter(self._sampler.sample(hidden, batch).tokens)
             outputs[Task.SCORE] = iter(self._score_head.score(hidden, batch).scores)
         return [next(outputs[rows.task]) for rows in batch.rows if rows.reads]

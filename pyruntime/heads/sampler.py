@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from pyruntime.heads import sampling_rows
 from pyruntime.model.output_head import OutputHead
 from pyruntime.ops import sampling
-from pyruntime.types import ForwardBatch, GenerationBatchResult, SequenceRows, Task
+from pyruntime.types import ForwardBatch, GenerationBatchResult, SampledToken, Task
 
 
 class Sampler:
     """Samples all generating rows of a batch in one kernel call, each with its own parameters.
 
-    A draw is a function of (seed, position, n-index) alone, so a request gives the same tokens
-    whatever shares its batch.
+    A draw is a function of (seed, position, n-index) and the logits alone, whatever shares its batch.
     """
 
     def __init__(self, head: OutputHead) -> None:
@@ -26,35 +26,27 @@ class Sampler:
             return GenerationBatchResult([])
         last = hidden[torch.tensor([rows.start + rows.length - 1 for rows in reading], device=hidden.device)]
         logits = self._head.logits(last)
-        _forbid_early_stops(logits, reading)
-        ids = sampling.sample(logits, **_parameters(reading, hidden.device)).tolist()
-        return GenerationBatchResult([token if token >= 0 else None for token in ids])
+        sequences = [rows.sequence for rows in reading]
+        arguments = sampling_rows.parameters(sequences, hidden.device) | sampling_rows.extras(sequences, hidden.device)
+        wanted = [rows.sequence.payload.sampling.logprobs for rows in reading]
+        if any(count is not None for count in wanted):
+            tokens = _with_logprobs(logits, arguments, wanted)
+        else:
+            tokens = [SampledToken(token) for token in sampling.sample(logits, **arguments).tolist()]
+        return GenerationBatchResult([token if token.token_id >= 0 else None for token in tokens])
 
 
-def _forbid_early_stops(logits: torch.Tensor, reading: list[SequenceRows]) -> None:
-    for line, rows in enumerate(reading):
-        stop = rows.sequence.payload.stop
-        if stop.token_ids and rows.sequence.num_generated < stop.min_new_tokens:
-            logits[line, torch.tensor(sorted(stop.token_ids), device=logits.device)] = -torch.inf
-
-
-def _parameters(reading: list[SequenceRows], device: torch.device) -> dict[str, torch.Tensor]:
-    settings = [rows.sequence.payload.sampling for rows in reading]
-
-    def column(values: list, dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    return {
-        "temperature": column([s.temperature for s in settings], torch.float32),
-        "top_k": column([s.top_k for s in settings], torch.int32),
-        "top_p": column([s.top_p for s in settings], torch.float32),
-        "min_p": column([s.min_p for s in settings], torch.float32),
-        "seeds": column([_signed(s.seed) for s in settings], torch.int64),
-        "positions": column([len(rows.sequence) for rows in reading], torch.int64),
-        "indices": column([rows.sequence.index for rows in reading], torch.int32),
-    }
-
-
-def _signed(seed: int) -> int:
-    """The same 64 bits as a signed number, which is what an int64 tensor takes."""
-    return seed - (1 << 64) if seed >= 1 << 63 else seed
+def _with_logprobs(
+    logits: torch.Tensor, arguments: dict[str, torch.Tensor], wanted: list[int | None]
+) -> list[SampledToken]:
+    """The widest list that a row wants, cut to each row's own width; rows that want none get none."""
+    most = min(max(count or 0 for count in wanted), logits.shape[1])
+    answers = [column.tolist() for column in sampling.sample_with_logprobs(logits, top=most, **arguments)]
+    tokens = []
+    for token_id, logprob, top_ids, top_logprobs, count in zip(*answers, wanted, strict=True):
+        if count is None:
+            tokens.append(SampledToken(token_id))
+        else:
+            likeliest = tuple(zip(top_ids[:count], top_logprobs[:count], strict=True))
+            tokens.append(SampledToken(token_id, logprob, likeliest))
+    return tokens

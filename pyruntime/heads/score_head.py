@@ -8,7 +8,10 @@ import torch
 
 from pyruntime.model.output_head import OutputHead
 from pyruntime.ops import scores
-from pyruntime.types import ForwardBatch, ScoreRequest, ScoringBatchResult, SequenceRows, Task
+from pyruntime.types import ForwardBatch, ScoringBatchResult, SequenceRows, Task
+
+# Below float32's normal numbers a division overflows; here the answer is one-hot already.
+LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
 class ScoreHead:
@@ -20,39 +23,27 @@ class ScoreHead:
     def score(self, hidden: torch.Tensor, batch: ForwardBatch) -> ScoringBatchResult:
         """One list of probabilities for each reading SCORE row of the batch, in row order."""
         reading = [rows for rows in batch.rows if rows.task is Task.SCORE and rows.reads]
-        if not reading:
-            return ScoringBatchResult([])
-        last = hidden[torch.tensor([rows.start + rows.length - 1 for rows in reading], device=hidden.device)]
-        logits = self._label_logits(last, reading)
-        totals = self._vocabulary_totals(last, reading)
-        requests = [rows.sequence.payload for rows in reading]
-        return ScoringBatchResult(
-            [_scores(request, logits[i], totals.get(i)) for i, request in enumerate(requests)],
-        )
+        found: dict[int, list[float] | None] = {}
+        for over_labels in (True, False):
+            chosen = [rows for rows in reading if rows.sequence.payload.apply_softmax is over_labels]
+            if chosen:
+                found.update(zip(map(id, chosen), self._probabilities(hidden, chosen, over_labels), strict=True))
+        return ScoringBatchResult([found[id(rows)] for rows in reading])
 
-    def _label_logits(self, last: torch.Tensor, reading: list[SequenceRows]) -> list[torch.Tensor]:
-        labels = [rows.sequence.payload.label_ids for rows in reading]
-        counts = [len(ids) for ids in labels]
-        ids = torch.tensor([label for each in labels for label in each], dtype=torch.int64, device=last.device)
-        starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=last.device)
-        raw = scores.label_logits(last, self._head.weight, self._head.bias, ids, starts)
-        return list(self._head.shape(raw).cpu().split(counts))
-
-    def _vocabulary_totals(self, last: torch.Tensor, reading: list[SequenceRows]) -> dict[int, torch.Tensor]:
-        """log Σ exp over the whole vocabulary, for the rows that are not normalised over their labels alone."""
-        wanted = [i for i, rows in enumerate(reading) if not rows.sequence.payload.apply_softmax]
-        if not wanted:
-            return {}
-        head = self._head
-        rows = last[torch.tensor(wanted, device=last.device)]
-        totals = scores.logsumexp(rows, head.weight, head.bias, softcap=head.softcap, scale=head.scale).cpu()
-        return dict(zip(wanted, totals, strict=True))
-
-
-def _scores(request: ScoreRequest, logits: torch.Tensor, total: torch.Tensor | None) -> list[float] | None:
-    if total is None:
-        # Differences first: a tiny temperature would overflow the logits themselves.
-        values = torch.softmax((logits - logits.max()) / request.temperature, dim=-1)
-    else:
-        values = torch.exp(logits - total)
-    return values.tolist() if bool(torch.isfinite(values).all()) else None
+    def _probabilities(
+        self, hidden: torch.Tensor, chosen: list[SequenceRows], over_labels: bool
+    ) -> list[list[float] | None]:
+        """``over_labels``: normalised over the labels, at the request's temperature; else over the vocabulary."""
+        head, device = self._head, hidden.device
+        requests = [rows.sequence.payload for rows in chosen]
+        last = hidden[torch.tensor([rows.start + rows.length - 1 for rows in chosen], device=device)]
+        counts = [len(request.label_ids) for request in requests]
+        ids = torch.tensor([label for request in requests for label in request.label_ids], device=device)
+        starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
+        options = {"softcap": head.softcap, "scale": head.scale}
+        if over_labels:
+            temperature = torch.tensor([max(r.temperature, LEAST_TEMPERATURE) for r in requests], device=device)
+            values = scores.label_scores(last, head.weight, head.bias, ids, starts, temperature, **options)
+        else:
+            values = scores.label_probabilities(last, head.weight, head.bias, ids, starts, **options)
+        return [own.tolist() if bool(torch.isfinite(own).all()) else None for own in values.cpu().split(counts)]

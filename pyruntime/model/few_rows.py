@@ -35,10 +35,13 @@ class FewRowsLinear(torch.nn.Linear):
         return linear(input, self.weight, self.bias, self.row_invariant)
 
 
+class _RowInvariantLinear(FewRowsLinear):
+    row_invariant = True
+
+
 def use_few_rows_linears(model: torch.nn.Module, row_invariant: bool) -> int:
     """Switch every plain ``nn.Linear`` of the model over, weights untouched; returns how many."""
     plain = [module for module in model.modules() if type(module) is torch.nn.Linear]
     for module in plain:
-        module.__class__ = FewRowsLinear
-        module.row_invariant = row_invariant
+        module.__class__ = _RowInvariantLinear if row_invariant else FewRowsLinear
     return len(plain)

@@ -5,11 +5,11 @@ import random
 
 import numpy as np
 import pytest
-from tests.models.texts import prompt_ids
 
 from pyruntime.config import Settings
 from pyruntime.serving import load_served_model
 from pyruntime.types import EmbedRequest, GenerateRequest, PoolingType, SamplingParams, ScoreRequest, StopParams
+from tests.models.texts import prompt_ids
 
 ROUNDS = 6
 

@@ -1,0 +1,81 @@
+"""The parameters of many requests as the tensors that the sampling kernel takes."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def parameters(sequences: list[Any], device: torch.device) -> dict[str, torch.Tensor]:
+    """What every row has: temperature, filters, and what its draw is a function of; each [B]."""
+    settings = [sequence.payload.sampling for sequence in sequences]
+    return {
+        "temperature": _column([s.temperature for s in settings], torch.float32, device),
+        "top_k": _column([s.top_k for s in settings], torch.int32, device),
+        "top_p": _column([s.top_p for s in settings], torch.float32, device),
+        "min_p": _column([s.min_p for s in settings], torch.float32, device),
+        "seeds": _column([_signed(s.seed) for s in settings], torch.int64, device),
+        "positions": _column([len(sequence) for sequence in sequences], torch.int64, device),
+        "indices": _column([sequence.index for sequence in sequences], torch.int32, device),
+    }
+
+
+def extras(sequences: list[Any], device: torch.device) -> dict[str, torch.Tensor]:
+    """Penalties and biases, where a row of the batch has any; nothing else pays for them."""
+    found: dict[str, torch.Tensor] = {}
+    settings = [sequence.payload.sampling for sequence in sequences]
+    if any(s.penalizes for s in settings):
+        found["repetition"] = _column([s.repetition_penalty for s in settings], torch.float32, device)
+        found["frequency"] = _column([s.frequency_penalty for s in settings], torch.float32, device)
+        found["presence"] = _column([s.presence_penalty for s in settings], torch.float32, device)
+        seen = [_seen(sequence) if s.penalizes else _NOTHING for sequence, s in zip(sequences, settings, strict=True)]
+        found["seen_ids"], found["seen_starts"] = _ragged([ids for ids, _ in seen], torch.int64, device)
+        found["seen_generated"], _ = _ragged([counts for _, counts in seen], torch.int32, device)
+    biases = [_biases(sequence) for sequence in sequences]
+    if any(biases):
+        found["bias_ids"], found["bias_starts"] = _ragged(
+            [[i for i, _ in each] for each in biases], torch.int64, device
+        )
+        found["bias_values"], _ = _ragged([[value for _, value in each] for each in biases], torch.float32, device)
+    return found
+
+
+_NOTHING: tuple[Any, Any] = ([], [])
+
+
+def _seen(sequence: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(ids ascending, how often each was generated) of all tokens of prompt and continuation."""
+    ids = np.array(sequence.token_ids, dtype=np.int64)
+    distinct = np.unique(ids)
+    counts = np.zeros(len(distinct), dtype=np.int32)
+    generated, times = np.unique(ids[sequence.num_prompt :], return_counts=True)
+    counts[np.searchsorted(distinct, generated)] = times
+    return distinct, counts
+
+
+def _biases(sequence: Any) -> list[tuple[int, float]]:
+    """logit_bias by ascending id; stop tokens get -inf until ``min_new_tokens`` have come."""
+    request = sequence.payload
+    biases = dict(request.sampling.logit_bias)
+    if sequence.num_generated < request.stop.min_new_tokens:
+        biases.update(dict.fromkeys(request.stop.token_ids, -np.inf))
+    return sorted(biases.items())
+
+
+def _ragged(rows: list[Any], dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(all values behind each other, starts int32 [B + 1])."""
+    starts = [0, *accumulate(len(row) for row in rows)]
+    flat = np.concatenate([np.asarray(row, dtype=np.float64) for row in rows])  # ids are exact in it
+    return torch.from_numpy(flat).to(dtype).to(device), _column(starts, torch.int32, device)
+
+
+def _column(values: list[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype).to(device)
+
+
+def _signed(seed: int) -> int:
+    """The same 64 bits as a signed number, which is what an int64 tensor takes."""
+    return seed - (1 << 64) if seed >= 1 << 63 else seed
