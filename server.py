@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import os
 import signal
 import sys
 import threading
+from typing import NoReturn
 
 from pyruntime.config import Settings
 from pyruntime.model.demo import GEMMA_NAME, MINILM_NAME, demo_models
@@ -16,6 +19,8 @@ from pyruntime.service.examples import grpcurl_calls
 from pyruntime.service.server_builder import RuntimeServer, build_server
 
 log = logging.getLogger("pyruntime.server")
+
+LOADER_THREAD = "loader"
 
 
 def say(line: str) -> None:
@@ -34,7 +39,7 @@ class Loader:
         self.done = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         # A daemon: loading cannot be interrupted, and must not hold up the end of the process.
-        self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=LOADER_THREAD, daemon=True)
 
     def start(self) -> None:
         """Declare every model, then load them."""
@@ -54,7 +59,8 @@ class Loader:
                 if not self._stopped.is_set():
                     self._load(name, path)
         finally:
-            self._loop.call_soon_threadsafe(self.done.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the models any more
+                self._loop.call_soon_threadsafe(self.done.set)
 
     def _demo_paths(self) -> dict[str, str]:
         if not self._demo_names:
@@ -77,6 +83,8 @@ class Loader:
             log.error("model %s is not served: %s", name, error, exc_info=log.isEnabledFor(logging.DEBUG))
             self._registry.set_failed(name, str(error))
         else:
+            # Before requests can reach the engine, and with them what could break it.
+            model.engine.on_failed = functools.partial(self._registry.set_failed, name)
             self._registry.set_serving(name, model)
             say(f"model {name} is ready")
 
@@ -153,7 +161,19 @@ def main() -> int:
     if not settings.models and not settings.demo:
         print("server.py: nothing to serve: give --model NAME=PATH, or --demo", file=sys.stderr)
         return 2
-    return asyncio.run(serve(settings))
+    status = asyncio.run(serve(settings))
+    if any(thread.name == LOADER_THREAD for thread in threading.enumerate()):
+        end_process(status)
+    return status
+
+
+def end_process(status: int) -> NoReturn:
+    """End while a model is still being loaded: torch aborts the process when the interpreter ends under its feet."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

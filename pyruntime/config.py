@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import annotated_types
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 ENV_PREFIX = "PYRUNTIME_"
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -67,18 +67,31 @@ class Settings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of weights; auto: the model's own")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:INDEX")
     threads: int = Field(0, ge=0, le=4096, description="compute threads; 0 takes all cores")
+    deterministic: bool = Field(False, description="same bits whatever shares the batch; slower on long prompts")
     max_batch_tokens: int = Field(2048, ge=1, le=2**20, description="most tokens in one forward step")
     max_prompt_tokens_beside: int = Field(256, ge=1, le=2**20, description="of them for prompts while streams run")
     max_running_sequences: int = Field(256, ge=1, le=2**16, description="most sequences in the batch at once")
     max_queue_requests: int = Field(1024, ge=1, le=2**20, description="waiting requests past which one is refused")
     kv_cache_bytes: Bytes = Field(2**30, ge=2**20, le=2**44, description="key/value cache of each decoder")
+    prefix_cache: bool = Field(True, description="keep the keys and values of earlier prompts for later ones")
     kv_block_size: int = Field(16, ge=1, le=1024, description="tokens in one cache block")
     max_message_bytes: Bytes = Field(64 * 2**20, ge=2**10, le=2**31 - 1, description="largest gRPC message")
     max_inputs_per_request: int = Field(2048, ge=1, le=2**20, description="most inputs, items or documents a request")
-    max_text_bytes: Bytes = Field(4 * 2**20, ge=1, le=2**31 - 1, description="longest single text, in UTF-8 bytes")
+    max_labels_per_request: int = Field(4096, ge=1, le=2**20, description="most labels of a Score request")
+    max_scores_per_request: int = Field(2**20, ge=1, le=2**28, description="most items x labels of a Score request")
+    max_text_bytes: Bytes = Field(2**20, ge=1, le=2**31 - 1, description="longest single text, in UTF-8 bytes")
+    max_request_text_bytes: Bytes = Field(8 * 2**20, ge=1, le=2**31 - 1, description="all texts of a request together")
     drain_grace_s: float = Field(30.0, ge=0, le=3600, description="seconds that running requests get at shutdown")
     self_check: bool = Field(True, description="compare each model with its eager reference before serving it")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_for_numbers(cls, value: object, info: ValidationInfo) -> object:
+        """YAML's ``port: yes`` is a mistake, which pydantic would read as the number 1."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError("true and false are not allowed here")
+        return value
 
     @classmethod
     def load(cls, argv: Sequence[str], environ: Mapping[str, str]) -> Settings:

@@ -79,6 +79,12 @@ class Overloaded(PyruntimeError):
         self.retry_after_s = retry_after_s
 
 
+class ResponseTooLarge(PyruntimeError):
+    """The answer is larger than one message may be."""
+
+    reason = "RESPONSE_TOO_LARGE"
+
+
 class NotReady(PyruntimeError):
     """The server or model is loading or draining; ``retry_after_s`` in seconds."""
 

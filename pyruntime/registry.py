@@ -83,7 +83,7 @@ class ModelRegistry:
         self._notify()
 
     def set_failed(self, name: str, reason: str) -> None:
-        """A declared model could not be loaded; ``reason`` is told to clients."""
+        """A declared model could not be loaded, or has broken down since; ``reason`` is told to clients."""
         with self._lock:
             self._entries[name] = _Entry(ModelState.FAILED, failure=reason)
         self._notify()
@@ -136,7 +136,7 @@ class ModelRegistry:
         if entry is None:
             raise NotFound("model", name, list(self._entries))
         if entry.state is ModelState.FAILED:
-            raise ModelFailed(f"model {name!r} could not be loaded: {entry.failure}")
+            raise ModelFailed(f"model {name!r} is not served: {entry.failure}")
         if entry.model is None:
             raise NotReady(f"model {name!r} is still loading", LOADING_RETRY_S)
         if capability is not None and capability not in entry.model.info.capabilities:

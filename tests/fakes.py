@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -96,6 +96,7 @@ class FakeEngine:
         self.scored: list[ScoreRequest] = []
         self.streams: list[FakeStream] = []
         self.refusal: Exception | None = None
+        self.on_failed: Callable[[str], None] | None = None
         self.next_stream: FakeStream | None = None
         self.block = False
         self.blocked = asyncio.Event()

@@ -26,6 +26,9 @@ def test_defaults() -> None:
     assert (settings.port, settings.host, settings.models, settings.demo) == (50051, "127.0.0.1", {}, False)
     assert settings.kv_cache_bytes == 2**30
     assert settings.max_message_bytes == 64 * 2**20
+    assert (settings.max_text_bytes, settings.max_request_text_bytes) == (2**20, 8 * 2**20)
+    assert (settings.max_labels_per_request, settings.max_scores_per_request) == (4096, 2**20)
+    assert not settings.deterministic
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
@@ -104,6 +107,11 @@ def test_a_bad_variable_names_its_source(capsys: pytest.CaptureFixture[str]) -> 
         ("a: [\n", "cannot be read"),
         ("models: [a]\n", "NAME=PATH"),
         ("models: {'': /x}\n", "NAME=PATH"),
+        ("port: true\n", "--port: True from the file"),
+        ("drain_grace_s: yes\n", "--drain-grace-s: True"),
+        ("max_text_bytes: on\n", "--max-text-bytes: True"),
+        ("threads: false\n", "--threads: False"),
+        ("host: true\n", "--host: True"),
     ],
 )
 def test_a_bad_file_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, says: str) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
 import numpy as np
 
 from pyruntime.client import messages
+from pyruntime.client.errors import ApiError
 from pyruntime.client.messages import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Text
 from pyruntime.client.sync import api_errors
 from pyruntime.v1 import embed_pb2_grpc, generate_pb2, generate_pb2_grpc, model_pb2, model_pb2_grpc, score_pb2_grpc
@@ -26,12 +29,19 @@ class AsyncClient:
         self._channel = grpc.aio.insecure_channel(target, options=messages.CHANNEL_OPTIONS)
         self._timeout_s = timeout_s
         self._model = model
+        self._open: set[Any] = set()
+        self._closed = False
         self.generate_stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
         self.embed_stub = embed_pb2_grpc.EmbedServiceStub(self._channel)
         self.score_stub = score_pb2_grpc.ScoreServiceStub(self._channel)
         self.model_stub = model_pb2_grpc.ModelServiceStub(self._channel)
 
     async def close(self) -> None:
+        """End the connection. Calls that are still open, streams included, end with ``ApiError`` CANCELLED."""
+        self._closed = True
+        # The channel itself would end only those calls that a task is waiting for at this moment.
+        for call in list(self._open):
+            call.cancel()
         await self._channel.close(None)
 
     async def __aenter__(self) -> AsyncClient:
@@ -50,7 +60,7 @@ class AsyncClient:
     ) -> str:
         """The continuation of a text, token ids or chat messages; with ``n``, the first one.
 
-        ``options``: temperature, top_p, top_k, min_p, seed, max_new_tokens, min_new_tokens, stop (strings),
+        ``options``: temperature, top_p, top_k, min_p, seed, max_new_tokens, min_new_tokens, stop (a string or several),
         stop_token_ids, ignore_eos, include_stop_in_text, priority, request_id.
         """
         response = await self.complete(prompt, model=model, timeout_s=timeout_s, **options)
@@ -66,8 +76,7 @@ class AsyncClient:
     ) -> generate_pb2.GenerateResponse:
         """As ``generate``, with everything that the server says."""
         request = messages.generate_request(prompt, model or self._model, options)
-        with api_errors():
-            return await self.generate_stub.Generate(request, timeout=timeout_s or self._timeout_s)
+        return await self._answer(self.generate_stub.Generate, request, timeout_s)
 
     async def stream(
         self,
@@ -77,10 +86,12 @@ class AsyncClient:
         timeout_s: float | None = None,
         **options: Any,
     ) -> AsyncGenerator[str, None]:
-        """Pieces of the continuation as they come. Closing the iterator stops the server's work."""
-        async for chunk in self.stream_chunks(prompt, model=model, timeout_s=timeout_s, **options):
-            if chunk.index == 0 and chunk.text:
-                yield chunk.text
+        """Pieces of the continuation as they come. Closing the iterator, or the client, stops the server's work."""
+        chunks = self.stream_chunks(prompt, model=model, timeout_s=timeout_s, **options)
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                if chunk.index == 0 and chunk.text:
+                    yield chunk.text
 
     async def stream_chunks(
         self,
@@ -92,13 +103,10 @@ class AsyncClient:
     ) -> AsyncGenerator[generate_pb2.GenerateChunk, None]:
         """As ``stream``, with everything that the server says."""
         request = messages.generate_request(prompt, model or self._model, options)
-        with api_errors():
-            call = self.generate_stub.GenerateStream(request, timeout=timeout_s or self._timeout_s)
-            try:
-                async for chunk in call:
-                    yield chunk
-            finally:
-                call.cancel()
+        call = self.generate_stub.GenerateStream(request, timeout=self._seconds(timeout_s))
+        with self._following(call):
+            async for chunk in call:
+                yield chunk
 
     async def embed(
         self, inputs: Iterable[Text], *, model: str = "", timeout_s: float | None = None, **options: Any
@@ -109,14 +117,14 @@ class AsyncClient:
         "left"), max_tokens, prompt_name, prompt, priority, request_id.
         """
         request = messages.embed_request(inputs, model or self._model, options)
-        with api_errors():
-            return messages.embeddings(await self.embed_stub.Embed(request, timeout=timeout_s or self._timeout_s))
+        response = await self._answer(self.embed_stub.Embed, request, timeout_s)
+        return messages.stacked(messages.each_embedding(response))
 
     async def score(
         self,
         query: Text,
         items: Iterable[Text],
-        labels: Sequence[str] | Sequence[int],
+        labels: Sequence[str] | Sequence[int] | np.ndarray,
         *,
         model: str = "",
         timeout_s: float | None = None,
@@ -127,13 +135,12 @@ class AsyncClient:
         ``options``: apply_softmax, temperature, item_first, truncation, priority, request_id.
         """
         request = messages.score_request(query, items, labels, model or self._model, options)
-        with api_errors():
-            return messages.scores(await self.score_stub.Score(request, timeout=timeout_s or self._timeout_s))
+        response = await self._answer(self.score_stub.Score, request, timeout_s)
+        return messages.stacked(messages.each_score(response))
 
     async def models(self) -> list[model_pb2.Model]:
         """The models that are ready."""
-        with api_errors():
-            response = await self.model_stub.ListModels(model_pb2.ListModelsRequest(), timeout=self._timeout_s)
+        response = await self._answer(self.model_stub.ListModels, model_pb2.ListModelsRequest())
         return list(response.models)
 
     async def tokenize(
@@ -141,12 +148,35 @@ class AsyncClient:
     ) -> model_pb2.TokenizeResponse:
         """``token_ids`` and ``pieces`` of a text."""
         request = messages.tokenize_request(text, model or self._model, special_tokens)
-        with api_errors():
-            return await self.model_stub.Tokenize(request, timeout=self._timeout_s)
+        return await self._answer(self.model_stub.Tokenize, request)
 
-    async def detokenize(self, token_ids: Sequence[int], *, model: str = "") -> str:
+    async def detokenize(self, token_ids: Sequence[int] | np.ndarray, *, model: str = "") -> str:
         """The text of token ids, without special tokens."""
-        request = model_pb2.DetokenizeRequest(model=model or self._model, token_ids=token_ids)
-        with api_errors():
-            response = await self.model_stub.Detokenize(request, timeout=self._timeout_s)
+        request = messages.detokenize_request(token_ids, model or self._model)
+        response = await self._answer(self.model_stub.Detokenize, request)
         return response.text
+
+    def _seconds(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else timeout_s
+
+    async def _answer(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
+        call = method(request, timeout=self._seconds(timeout_s))
+        with self._following(call):
+            return await call
+
+    @contextlib.contextmanager
+    def _following(self, call: Any) -> Iterator[None]:
+        """The call is open inside, and over behind it, however it ends."""
+        self._open.add(call)
+        try:
+            with api_errors():
+                yield
+        except asyncio.CancelledError:
+            # grpc tells of a call that ``close`` cancelled as if the task had been.
+            task = asyncio.current_task()
+            if self._closed and not (task is not None and task.cancelling()):
+                raise ApiError("CANCELLED", "the client was closed while the call was open") from None
+            raise
+        finally:
+            self._open.discard(call)
+            call.cancel()

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
+from pyruntime.client import console, messages
 from pyruntime.client.errors import ApiError
 from pyruntime.client.messages import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, finish_name
 from pyruntime.client.sync import Client, api_errors
 from pyruntime.v1 import common_pb2, model_pb2, score_pb2
 
-T = TypeVar("T")
-Run: TypeAlias = Callable[[Client, argparse.Namespace], None]
-
-# Inputs in one request: small enough for progress to be seen, large enough to fill the server's batches.
-CHUNK = 64
-# Below this many inputs a progress bar only flickers.
-PROGRESS_FROM = 2 * CHUNK
+# Returns how many of the inputs the server refused; those have been shown.
+Run: TypeAlias = Callable[[Client, argparse.Namespace], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,10 +23,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         with Client(options.target, timeout_s=options.timeout, model=getattr(options, "model", "")) as client:
-            options.run(client, options)
+            return 1 if options.run(client, options) else 0
     except ApiError as error:
-        _print_error(error)
+        console.print_error(error)
         return 1
+    except UnicodeEncodeError:
+        # Bytes of the command line that are no UTF-8 reach Python as lone surrogates, which cannot be sent.
+        print("pyruntime: an argument is not UTF-8", file=sys.stderr)
+        return 2
     except (TypeError, ValueError) as error:
         # A number that its field cannot hold, a negative count for example: protobuf refuses it before it is sent.
         print(f"pyruntime: {error}", file=sys.stderr)
@@ -44,47 +43,61 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run_generate(client: Client, options: argparse.Namespace) -> None:
+def run_generate(client: Client, options: argparse.Namespace) -> int:
     names = "temperature top_p top_k min_p seed max_new_tokens min_new_tokens stop ignore_eos n".split()
     given = {name: getattr(options, name) for name in names}
-    prompt = _texts(options.prompt, "prompt", whole=True)[0]
+    prompt = console.texts(options.prompt, "prompt", whole=True)[0]
     if options.json or (options.n or 1) > 1:
         response = client.complete(prompt, **given)
         for completion in response.completions:
             finish = finish_name(completion.finish_reason)
             record = {"index": completion.index, "text": completion.text, "finish_reason": finish}
-            _emit(options, record | {"tokens": len(completion.token_ids)}, completion.text)
-        return
+            console.emit(options, record | {"tokens": len(completion.token_ids)}, completion.text)
+        return 0
     for text in client.stream(prompt, **given):
         print(text, end="", flush=True)
     print()
+    return 0
 
 
-def run_embed(client: Client, options: argparse.Namespace) -> None:
-    texts = _texts(options.text, "text")
+def run_embed(client: Client, options: argparse.Namespace) -> int:
+    texts = console.texts(options.text, "text")
     names = "pooling normalize dimensions truncation prompt_name".split()
     given = {name: getattr(options, name) for name in names}
-    index = 0
-    for chunk in _chunks(texts, "texts"):
-        for vector in client.embed(chunk, **given):
-            numbers = [float(str(number)) for number in vector]  # the shortest digits of a float32
-            _emit(options, {"index": index, "embedding": numbers}, " ".join(f"{number:g}" for number in numbers))
-            index += 1
+    failed = 0
+    for start, chunk in console.chunks(texts, "texts"):
+        request = messages.embed_request(chunk, options.model, given)
+        with api_errors():
+            response = client.embed_stub.Embed(request, timeout=options.timeout)
+        for index, result in enumerate(messages.each_embedding(response), start):
+            if isinstance(result, ApiError):
+                failed += console.emit_error(options, index, "text", result)
+                continue
+            numbers = [float(str(number)) for number in result]  # the shortest digits of a float32
+            console.emit(options, {"index": index, "embedding": numbers}, " ".join(f"{number:g}" for number in numbers))
+    return failed
 
 
-def run_score(client: Client, options: argparse.Namespace) -> None:
-    index = 0
-    for chunk in _chunks(_texts(options.item, "item"), "items"):
+def run_score(client: Client, options: argparse.Namespace) -> int:
+    failed = 0
+    for start, chunk in console.chunks(console.texts(options.item, "item"), "items"):
         given = {"apply_softmax": options.apply_softmax, "item_first": options.item_first}
-        for item, scores in zip(chunk, client.score(options.query, chunk, options.label, **given), strict=True):
-            by_label = dict(zip(options.label, scores.tolist(), strict=True))
+        request = messages.score_request(options.query, chunk, options.label, options.model, given)
+        with api_errors():
+            response = client.score_stub.Score(request, timeout=options.timeout)
+        for index, result in enumerate(messages.each_score(response), start):
+            if isinstance(result, ApiError):
+                failed += console.emit_error(options, index, "item", result)
+                continue
+            item = chunk[index - start]
+            by_label = dict(zip(options.label, result.tolist(), strict=True))
             shown = "  ".join(f"{label!r} {score:.6f}" for label, score in by_label.items())
-            _emit(options, {"index": index, "item": item, "scores": by_label}, f"{shown}  {item}")
-            index += 1
+            console.emit(options, {"index": index, "item": item, "scores": by_label}, f"{shown}  {item}")
+    return failed
 
 
-def run_rerank(client: Client, options: argparse.Namespace) -> None:
-    documents = _texts(options.document, "document")
+def run_rerank(client: Client, options: argparse.Namespace) -> int:
+    documents = console.texts(options.document, "document")
     request = score_pb2.RerankRequest(model=options.model, query=options.query, documents=documents)
     if options.top_n is not None:
         request.top_n = options.top_n
@@ -92,22 +105,27 @@ def run_rerank(client: Client, options: argparse.Namespace) -> None:
         response = client.score_stub.Rerank(request, timeout=options.timeout)
     for result in response.results:
         record = {"index": result.index, "score": result.score, "document": documents[result.index]}
-        _emit(options, record, f"{result.score:.6f}  {documents[result.index]}")
+        console.emit(options, record, f"{result.score:.6f}  {documents[result.index]}")
+    errors = [(each.index, ApiError.from_status(each.error)) for each in response.errors]
+    return sum(console.emit_error(options, index, "document", error) for index, error in errors)
 
 
-def run_classify(client: Client, options: argparse.Namespace) -> None:
-    inputs = [common_pb2.Input(text=text) for text in _texts(options.text, "text")]
+def run_classify(client: Client, options: argparse.Namespace) -> int:
+    failed = 0
+    inputs = [common_pb2.Input(text=text) for text in console.texts(options.text, "text")]
     with api_errors():
         request = score_pb2.ClassifyRequest(model=options.model, inputs=inputs)
         response = client.score_stub.Classify(request, timeout=options.timeout)
     for result in response.results:
         if result.HasField("error"):
-            raise ApiError.from_status(result.error)
+            failed += console.emit_error(options, result.index, "text", ApiError.from_status(result.error))
+            continue
         scores = {each.label: each.score for each in result.scores}
-        _emit(options, {"index": result.index, "scores": scores}, str(scores))
+        console.emit(options, {"index": result.index, "scores": scores}, str(scores))
+    return failed
 
 
-def run_models(client: Client, options: argparse.Namespace) -> None:
+def run_models(client: Client, options: argparse.Namespace) -> int:
     for model in client.models():
         capabilities = [model_pb2.Capability.Name(each).removeprefix("CAPABILITY_") for each in model.capabilities]
         record = {
@@ -120,51 +138,17 @@ def run_models(client: Client, options: argparse.Namespace) -> None:
             "embedding_dimensions": model.embedding_dimensions,
         }
         facts = f"{model.dtype} on {model.device}, {model.context_length} tokens"
-        _emit(options, record, f"{model.name}: {model.architecture}, {facts}: {', '.join(capabilities)}")
+        console.emit(options, record, f"{model.name}: {model.architecture}, {facts}: {', '.join(capabilities)}")
+    return 0
 
 
-def run_tokenize(client: Client, options: argparse.Namespace) -> None:
-    for text in _texts(options.text, "text"):
+def run_tokenize(client: Client, options: argparse.Namespace) -> int:
+    for text in console.texts(options.text, "text"):
         response = client.tokenize(text, special_tokens=False if options.no_special_tokens else None)
         pairs = list(zip(response.token_ids, response.pieces, strict=True))
         record = {"token_ids": list(response.token_ids), "pieces": list(response.pieces)}
-        _emit(options, record, " ".join(f"{token_id}:{piece}" for token_id, piece in pairs))
-
-
-def _texts(given: list[str], what: str, *, whole: bool = False) -> list[str]:
-    """The arguments, or standard input: its lines, or with ``whole`` all of it as one text."""
-    if given and given != ["-"]:
-        return [" ".join(given)] if whole else given
-    if sys.stdin.isatty():
-        print(f"reading {what} from standard input; end with Ctrl-D", file=sys.stderr)
-    content = sys.stdin.read()
-    texts = [content.rstrip("\n")] if whole else [line for line in content.splitlines() if line.strip()]
-    if not texts:
-        raise ValueError(f"no {what} given: neither as an argument nor on standard input")
-    return texts
-
-
-def _chunks(texts: list[T], unit: str) -> Iterator[list[T]]:
-    """The texts a request at a time, with a progress bar on standard error when there are many."""
-    from tqdm import tqdm
-
-    with tqdm(total=len(texts), unit=f" {unit}", disable=len(texts) < PROGRESS_FROM, file=sys.stderr) as bar:
-        for start in range(0, len(texts), CHUNK):
-            chunk = texts[start : start + CHUNK]
-            yield chunk
-            bar.update(len(chunk))
-
-
-def _emit(options: argparse.Namespace, record: dict[str, Any], line: str) -> None:
-    print(json.dumps(record, ensure_ascii=False) if options.json else line)
-
-
-def _print_error(error: ApiError) -> None:
-    print(f"pyruntime: {error}", file=sys.stderr)
-    for violation in error.violations:
-        print(f"  {violation.field}: {violation.description}", file=sys.stderr)
-    if error.retry_after_s is not None:
-        print(f"  retry in {error.retry_after_s:g} s", file=sys.stderr)
+        console.emit(options, record, " ".join(f"{token_id}:{piece}" for token_id, piece in pairs))
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -50,6 +50,9 @@ class Client:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _seconds(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else timeout_s
+
     def generate(
         self,
         prompt: Text | Sequence[Mapping[str, str]],
@@ -60,7 +63,7 @@ class Client:
     ) -> str:
         """The continuation of a text, token ids or chat messages; with ``n``, the first one.
 
-        ``options``: temperature, top_p, top_k, min_p, seed, max_new_tokens, min_new_tokens, stop (strings),
+        ``options``: temperature, top_p, top_k, min_p, seed, max_new_tokens, min_new_tokens, stop (a string or several),
         stop_token_ids, ignore_eos, include_stop_in_text, priority, request_id.
         """
         return self.complete(prompt, model=model, timeout_s=timeout_s, **options).completions[0].text
@@ -76,7 +79,7 @@ class Client:
         """As ``generate``, with everything that the server says."""
         request = messages.generate_request(prompt, model or self._model, options)
         with api_errors():
-            return self.generate_stub.Generate(request, timeout=timeout_s or self._timeout_s)
+            return self.generate_stub.Generate(request, timeout=self._seconds(timeout_s))
 
     def stream(
         self,
@@ -102,7 +105,7 @@ class Client:
         """As ``stream``, with everything that the server says."""
         request = messages.generate_request(prompt, model or self._model, options)
         with api_errors():
-            call = self.generate_stub.GenerateStream(request, timeout=timeout_s or self._timeout_s)
+            call = self.generate_stub.GenerateStream(request, timeout=self._seconds(timeout_s))
             try:
                 yield from call
             finally:
@@ -118,13 +121,14 @@ class Client:
         """
         request = messages.embed_request(inputs, model or self._model, options)
         with api_errors():
-            return messages.embeddings(self.embed_stub.Embed(request, timeout=timeout_s or self._timeout_s))
+            response = self.embed_stub.Embed(request, timeout=self._seconds(timeout_s))
+        return messages.stacked(messages.each_embedding(response))
 
     def score(
         self,
         query: Text,
         items: Iterable[Text],
-        labels: Sequence[str] | Sequence[int],
+        labels: Sequence[str] | Sequence[int] | np.ndarray,
         *,
         model: str = "",
         timeout_s: float | None = None,
@@ -136,7 +140,8 @@ class Client:
         """
         request = messages.score_request(query, items, labels, model or self._model, options)
         with api_errors():
-            return messages.scores(self.score_stub.Score(request, timeout=timeout_s or self._timeout_s))
+            response = self.score_stub.Score(request, timeout=self._seconds(timeout_s))
+        return messages.stacked(messages.each_score(response))
 
     def models(self) -> list[model_pb2.Model]:
         """The models that are ready."""
@@ -150,8 +155,8 @@ class Client:
         with api_errors():
             return self.model_stub.Tokenize(request, timeout=self._timeout_s)
 
-    def detokenize(self, token_ids: Sequence[int], *, model: str = "") -> str:
+    def detokenize(self, token_ids: Sequence[int] | np.ndarray, *, model: str = "") -> str:
         """The text of token ids, without special tokens."""
-        request = model_pb2.DetokenizeRequest(model=model or self._model, token_ids=token_ids)
+        request = messages.detokenize_request(token_ids, model or self._model)
         with api_errors():
             return self.model_stub.Detokenize(request, timeout=self._timeout_s).text

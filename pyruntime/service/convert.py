@@ -134,6 +134,9 @@ def limits_message(settings: Settings) -> model_pb2.Limits:
         max_message_bytes=settings.max_message_bytes,
         max_inputs_per_request=settings.max_inputs_per_request,
         max_text_bytes=settings.max_text_bytes,
+        max_labels_per_request=settings.max_labels_per_request,
+        max_scores_per_request=settings.max_scores_per_request,
+        max_request_text_bytes=settings.max_request_text_bytes,
     )
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from pyruntime.errors import InvalidField, NotFound, NotImplementedYet, PyruntimeError
 from pyruntime.registry import ServedModel
 from pyruntime.service.convert import POOLING_OF, Stopwatch, dense_embedding, usage
-from pyruntime.service.inputs import TokenLimit, encode_inputs
+from pyruntime.service.inputs import Reading, TokenLimit, read_inputs, size_of
 from pyruntime.service.room import ServiceRoom, good_ones, refuse_if_all_failed
 from pyruntime.service.status import to_status
-from pyruntime.service.validate import check_count, check_enum, check_request_id, check_text, optional
+from pyruntime.service.validate import check_count, check_enum, check_request_id, check_text, optional, text_bytes
 from pyruntime.types import Capability, EmbedRequest, EmbedResult, ModelInfo
 from pyruntime.v1 import common_pb2, embed_pb2, embed_pb2_grpc
 
@@ -41,17 +41,26 @@ class EmbedServicer(embed_pb2_grpc.EmbedServiceServicer):
         self._check(request)
         model = self._room.registry.resolve(request.model, Capability.EMBED)
         job = _engine_options(request, model.info)
-        sequences = await self._room.workers.run(request.ByteSize(), self._tokenize, model, request)
+        reading = self._reading(request, model)
+        self._check_sizes(request, model.info, job["dimensions"], reading.prompt)
+        sequences = await read_inputs(self._room.workers, model, request.inputs, reading)
         watch.tokenized()
         answers, step = await model.engine.embed(
             EmbedRequest(inputs=good_ones(sequences), priority=request.priority, request_id=request.request_id, **job)
         )
-        refuse_if_all_failed(answers)
-        response = embed_pb2.EmbedResponse(model=model.info.name, usage=usage(answers))
         remaining = iter(answers)
-        for index, each in enumerate(sequences):
-            answer = each if isinstance(each, InvalidField) else next(remaining)
-            response.results.append(_result(index, answer, request.encoding))
+        outcomes = [
+            each if isinstance(each, InvalidField) else _encoded(next(remaining), request.encoding)
+            for each in sequences
+        ]
+        refuse_if_all_failed(outcomes)
+        response = embed_pb2.EmbedResponse(model=model.info.name, usage=usage(answers))
+        for index, outcome in enumerate(outcomes):
+            result = response.results.add(index=index)
+            if isinstance(outcome, PyruntimeError):
+                result.error.CopyFrom(to_status(outcome))
+            else:
+                result.MergeFrom(outcome)
         response.timing.CopyFrom(watch.timing(step))
         return response
 
@@ -71,29 +80,29 @@ class EmbedServicer(embed_pb2_grpc.EmbedServiceServicer):
         check_enum("truncation", request.truncation, common_pb2.Truncation)
         if request.HasField("prompt") and request.HasField("prompt_name"):
             raise InvalidField("prompt", "is set together with prompt_name; allowed: one of them")
-        check_text("prompt", request.prompt, self._room.settings.max_text_bytes, may_be_blank=True)
+        check_text("prompt", request.prompt, self._room.input_limits.max_text_bytes, may_be_blank=True)
         if request.kind not in (embed_pb2.EMBEDDING_KIND_UNSPECIFIED, embed_pb2.EMBEDDING_KIND_DENSE):
             kind = embed_pb2.EmbeddingKind.Name(request.kind)
             raise NotImplementedYet(f"kind {kind} is not served by this version; use EMBEDDING_KIND_DENSE")
 
-    def _tokenize(self, model: ServedModel, request: embed_pb2.EmbedRequest) -> list[list[int] | InvalidField]:
+    def _reading(self, request: embed_pb2.EmbedRequest, model: ServedModel) -> Reading:
         prompt = choose_prompt(request, model.info)
-        limit = _token_limit(request, model)
-        sequences = encode_inputs(
-            model,
-            request.inputs,
+        return Reading(
             "inputs",
-            self._room.settings.max_text_bytes,
+            self._room.input_limits,
             prompt=prompt.text,
             prompt_field=prompt.field,
+            token_limit=_token_limit(request, model),
         )
-        for index, ids in enumerate(sequences):
-            try:
-                if not isinstance(ids, InvalidField):
-                    sequences[index] = limit.fit(model, ids, f"inputs[{index}]")
-            except InvalidField as error:
-                sequences[index] = error
-        return sequences
+
+    def _check_sizes(self, request: embed_pb2.EmbedRequest, info: ModelInfo, dimensions: int, prompt: str) -> None:
+        """What the request asks for in all, before anything is tokenised."""
+        prompt_bytes = text_bytes(prompt)
+        self._room.check_request_text("inputs", sum(size_of(each, prompt_bytes) for each in request.inputs))
+        count = len(request.inputs)
+        vector = dense_embedding(np.ones(dimensions, np.float32), request.encoding, "encoding")
+        largest = embed_pb2.EmbedResult(index=count, dense=vector, prompt_tokens=info.context_length)
+        self._room.check_response_size("inputs", largest, count)
 
 
 def choose_prompt(request: embed_pb2.EmbedRequest, info: ModelInfo) -> Prompt:
@@ -127,13 +136,12 @@ def _token_limit(request: embed_pb2.EmbedRequest, model: ServedModel) -> TokenLi
     return TokenLimit(max_tokens, request.truncation)
 
 
-def _result(index: int, answer: EmbedResult | InvalidField, encoding: embed_pb2.Encoding) -> embed_pb2.EmbedResult:
+def _encoded(answer: EmbedResult, encoding: embed_pb2.Encoding) -> embed_pb2.EmbedResult | PyruntimeError:
+    """The answer without its index, or what is wrong with it."""
+    if answer.error is not None:
+        return answer.error
     try:
-        if isinstance(answer, InvalidField):
-            raise answer
-        if answer.error is not None:
-            raise answer.error
         dense = dense_embedding(np.asarray(answer.values), encoding, "encoding")
     except PyruntimeError as error:
-        return embed_pb2.EmbedResult(index=index, error=to_status(error))
-    return embed_pb2.EmbedResult(index=index, dense=dense, prompt_tokens=answer.prompt_tokens)
+        return error
+    return embed_pb2.EmbedResult(dense=dense, prompt_tokens=answer.prompt_tokens)

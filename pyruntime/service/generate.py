@@ -13,9 +13,10 @@ from pyruntime.registry import ServedModel
 from pyruntime.requests import TokenStream
 from pyruntime.service.completion import Piece, Progress, TextRules, pieces
 from pyruntime.service.convert import Stopwatch
-from pyruntime.service.inputs import INLINE_BYTES, encode_prompt
+from pyruntime.service.inputs import read_prompt
 from pyruntime.service.room import ServiceRoom
 from pyruntime.service.validate import (
+    MAX_STOP_TOKENS,
     check_count,
     check_generate,
     check_token_ids,
@@ -104,11 +105,10 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         check_generate(request)
         model = self._room.registry.resolve(request.model, Capability.GENERATE)
         sampling = read_sampling(request.sampling, model.generation_defaults, model.info.vocab_size)
-        stop_ids = frozenset(check_token_ids("stop.token_ids", request.stop.token_ids, model.info.vocab_size))
+        given = request.stop.token_ids
+        stop_ids = frozenset(check_token_ids("stop.token_ids", given, model.info.vocab_size, MAX_STOP_TOKENS))
         refuse_unserved(request)
-        # A template is a program of its own: a chat goes to a worker however short it is.
-        size = INLINE_BYTES + 1 if request.HasField("chat") else request.ByteSize()
-        prompt = await self._room.workers.run(size, self._tokenize, model, request)
+        prompt = await self._tokenize(model, request)
         watch.tokenized()
         stop = read_stop(request.stop, model, len(prompt), stop_ids)
         job = GenerateRequest(
@@ -123,14 +123,17 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         rules = TextRules(strings, stop_ids, stop.min_new_tokens, request.stop.include_stop_in_text)
         return Run(model, job, rules, watch)
 
-    def _tokenize(self, model: ServedModel, request: generate_pb2.GenerateRequest) -> list[int]:
+    async def _tokenize(self, model: ServedModel, request: generate_pb2.GenerateRequest) -> list[int]:
+        workers, limits = self._room.workers, self._room.input_limits
         kind = request.WhichOneof("prompt")
         if kind is None:
             raise InvalidField("prompt", "is not set; allowed: one of text, token_ids, chat")
         if kind == "token_ids":
-            ids = check_token_ids("token_ids.ids", request.token_ids.ids, model.info.vocab_size)
+            given = request.token_ids.ids
+            check = ("token_ids.ids", given, model.info.vocab_size, limits.max_text_bytes)
+            ids = await workers.run(len(given), check_token_ids, *check)
         else:
-            ids = encode_prompt(model, request, self._room.settings.max_text_bytes)
+            ids = await read_prompt(workers, model, request, limits)
         if not ids:
             raise InvalidField(kind, "has no tokens; allowed: at least one")
         return ids
@@ -149,8 +152,12 @@ def read_stop(stop: generate_pb2.Stop, model: ServedModel, prompt_length: int, s
         raise InvalidField("stop.max_new_tokens", f"{problem} (context {longest})")
     min_new = optional(stop, "min_new_tokens", 0)
     check_count("stop.min_new_tokens", min_new, 0, max_new)
-    eos = frozenset() if stop.ignore_eos else end_of_sequence_ids(model)
-    return StopParams(max_new_tokens=max_new, min_new_tokens=min_new, token_ids=stop_ids | eos)
+    ending = stop_ids | (frozenset() if stop.ignore_eos else end_of_sequence_ids(model))
+    vocab_size = model.info.vocab_size
+    if min_new and len(ending) >= vocab_size and ending.issuperset(range(vocab_size)):
+        problem = "is above 0, but every token of the vocabulary ends a continuation: no token could come before"
+        raise InvalidField("stop.min_new_tokens", problem)
+    return StopParams(max_new_tokens=max_new, min_new_tokens=min_new, token_ids=ending)
 
 
 def longest_sequence(model: ServedModel) -> int:

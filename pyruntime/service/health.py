@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from grpc_health.v1 import health_pb2
 from grpc_health.v1._async import HealthServicer
@@ -57,7 +58,8 @@ class HealthFollower:
             self._task.cancel()
 
     def _wake(self) -> None:
-        self._loop.call_soon_threadsafe(self._changed.set)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+            self._loop.call_soon_threadsafe(self._changed.set)
 
     async def _follow(self) -> None:
         while True:

@@ -1,25 +1,20 @@
-"""From request texts to checked token ids, on a few worker threads so that long texts never hold the event loop up."""
+"""From request texts to checked token ids."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf import json_format
 
 from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
-from pyruntime.service.validate import check_text, check_token_ids, optional, show
+from pyruntime.service.validate import check_length, check_text, check_token_ids, optional, show, text_bytes
+from pyruntime.service.workers import TextWorkers, slices
 from pyruntime.v1 import common_pb2, generate_pb2
 
-T = TypeVar("T")
-
-# Below this many bytes tokenising takes less time than handing the work to a thread.
-INLINE_BYTES = 1024
 RESERVED_TEMPLATE_NAMES = frozenset(
     "tokenizer conversation messages chat_template tools documents tokenize padding truncation max_length"
     " return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs continue_final_message"
@@ -27,20 +22,12 @@ RESERVED_TEMPLATE_NAMES = frozenset(
 )
 
 
-class TextWorkers:
-    """Threads that tokenise. The tokenizers' own code releases the interpreter lock while it works."""
+@dataclass(frozen=True)
+class InputLimits:
+    """What the server takes: bytes of one text (and ids of one list), messages of one chat."""
 
-    def __init__(self, num_threads: int = 4) -> None:
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
-
-    async def run(self, num_bytes: int, function: Callable[..., T], *args: Any) -> T:
-        """``function(*args)`` on a worker; at once when the request has few bytes."""
-        if num_bytes <= INLINE_BYTES:
-            return function(*args)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    max_text_bytes: int
+    max_messages: int
 
 
 @dataclass(frozen=True)
@@ -62,6 +49,84 @@ class TokenLimit:
         raise InvalidField(field, problem)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How the inputs of one request are read.
+
+    ``prompt`` is put before texts. ``prompt_field`` names the request field that asked for it, if one did: token ids
+    cannot be given a prompt, so they are refused then.
+    """
+
+    field: str
+    limits: InputLimits
+    special_tokens: bool = True
+    prompt: str = ""
+    prompt_field: str = ""
+    token_limit: TokenLimit | None = None
+
+
+def size_of(value: common_pb2.Input, prompt_bytes: int = 0) -> int:
+    """What an input counts for: the bytes of its text and of the prompt before it, or one for each token id."""
+    if value.WhichOneof("value") == "text":
+        return prompt_bytes + text_bytes(value.text)
+    return len(value.token_ids.ids)
+
+
+async def read_inputs(
+    workers: TextWorkers, model: ServedModel, inputs: Sequence[common_pb2.Input], reading: Reading
+) -> list[list[int] | InvalidField]:
+    """Each input's token ids, or what is wrong with it; a slice at a time, so that other requests get their turn."""
+    prompt_bytes = text_bytes(reading.prompt)
+    sizes = [size_of(each, prompt_bytes) for each in inputs]
+    results: list[list[int] | InvalidField] = []
+    for places in slices(sizes):
+        num_bytes = sum(sizes[place] for place in places)
+        results += await workers.run(num_bytes, _read_some, model, inputs, places, reading)
+    return results
+
+
+def _read_some(
+    model: ServedModel, inputs: Sequence[common_pb2.Input], places: range, reading: Reading
+) -> list[list[int] | InvalidField]:
+    results: dict[int, list[int] | InvalidField] = {}
+    texts: dict[int, str] = {}
+    for place in places:
+        each, path = inputs[place], f"{reading.field}[{place}]"
+        try:
+            if each.WhichOneof("value") == "text":
+                check_text(f"{path}.text", each.text, reading.limits.max_text_bytes)
+                texts[place] = reading.prompt + each.text
+            else:
+                results[place] = given_ids(model, each, path, reading.limits, reading.prompt_field)
+        except InvalidField as error:
+            results[place] = error
+    results |= _encode_texts(model, texts, reading)
+    return [_fit(model, results[place], place, reading) for place in places]
+
+
+def _encode_texts(model: ServedModel, texts: dict[int, str], reading: Reading) -> dict[int, list[int] | InvalidField]:
+    if not texts:
+        return {}
+    results: dict[int, list[int] | InvalidField] = {}
+    encoded = model.tokenizer.encode_batch(list(texts.values()), special_tokens=reading.special_tokens)
+    for place, ids in zip(texts, encoded, strict=True):
+        path = f"{reading.field}[{place}].text"
+        try:
+            results[place] = known_ids(model, ids, path) if ids else InvalidField(path, "has no tokens")
+        except InvalidField as error:
+            results[place] = error
+    return results
+
+
+def _fit(model: ServedModel, ids: list[int] | InvalidField, place: int, reading: Reading) -> list[int] | InvalidField:
+    if isinstance(ids, InvalidField) or reading.token_limit is None:
+        return ids
+    try:
+        return reading.token_limit.fit(model, ids, f"{reading.field}[{place}]")
+    except InvalidField as error:
+        return error
+
+
 def known_ids(model: ServedModel, ids: list[int], field: str) -> list[int]:
     """What the tokenizer gave, checked: its vocabulary may be larger than the model's."""
     if ids and max(ids) >= model.info.vocab_size:
@@ -70,65 +135,51 @@ def known_ids(model: ServedModel, ids: list[int], field: str) -> list[int]:
     return ids
 
 
-def encode_inputs(
-    model: ServedModel,
-    inputs: Sequence[common_pb2.Input],
-    field: str,
-    max_text_bytes: int,
-    *,
-    special_tokens: bool = True,
-    prompt: str = "",
-    prompt_field: str = "",
-) -> list[list[int] | InvalidField]:
-    """Each input's token ids, or what is wrong with it.
-
-    ``prompt`` is put before texts. ``prompt_field`` names the request field that asked for it, if one did: token ids
-    cannot be given a prompt, so they are refused then.
-    """
-    results: list[list[int] | InvalidField] = []
-    texts: dict[int, str] = {}
-    for index, each in enumerate(inputs):
-        path = f"{field}[{index}]"
-        try:
-            kind = each.WhichOneof("value")
-            if kind == "text":
-                check_text(f"{path}.text", each.text, max_text_bytes)
-                texts[index] = prompt + each.text
-                results.append([])
-            else:
-                results.append(given_ids(model, each, path, prompt_field))
-        except InvalidField as error:
-            results.append(error)
-    encoded = model.tokenizer.encode_batch(list(texts.values()), special_tokens=special_tokens) if texts else []
-    for index, ids in zip(texts, encoded, strict=True):
-        try:
-            results[index] = known_ids(model, ids, f"{field}[{index}].text")
-            if not ids:
-                raise InvalidField(f"{field}[{index}].text", "has no tokens")
-        except InvalidField as error:
-            results[index] = error
-    return results
-
-
-def given_ids(model: ServedModel, value: common_pb2.Input, path: str, prompt_field: str = "") -> list[int]:
+def given_ids(
+    model: ServedModel, value: common_pb2.Input, path: str, limits: InputLimits, prompt_field: str = ""
+) -> list[int]:
     """The ids of an input that is not text."""
     if value.WhichOneof("value") is None:
         raise InvalidField(path, "sets neither text nor token_ids")
     if prompt_field:
         raise InvalidField(f"{path}.token_ids", f"cannot be put behind a text: unset {prompt_field} or send text")
-    ids = check_token_ids(f"{path}.token_ids.ids", value.token_ids.ids, model.info.vocab_size)
+    given = value.token_ids.ids
+    ids = check_token_ids(f"{path}.token_ids.ids", given, model.info.vocab_size, limits.max_text_bytes)
     if not ids:
         raise InvalidField(f"{path}.token_ids", "is empty")
     return ids
 
 
-def render_chat(model: ServedModel, chat: generate_pb2.Chat, field: str) -> str:
+async def read_prompt(
+    workers: TextWorkers,
+    model: ServedModel,
+    request: Any,
+    limits: InputLimits,
+    *,
+    special_tokens: bool | None = None,
+    may_be_blank: bool = False,
+) -> list[int]:
+    """The token ids of a ``GenerateRequest`` or ``TokenizeRequest`` that holds text or a chat.
+
+    ``special_tokens`` None: added to text, not to a chat, whose template writes them itself.
+    """
+    if request.HasField("text"):
+        field, text, adds_special = "text", request.text, special_tokens is not False
+    else:
+        field, adds_special = "chat", special_tokens is True
+        # A template is a program of its own: a chat goes to a worker however short it is.
+        text = await workers.run_aside(render_chat, model, request.chat, field, limits)
+    check_text(field, text, limits.max_text_bytes, may_be_blank=may_be_blank)
+    return await workers.run(text_bytes(text), _encode, model, text, field, adds_special)
+
+
+def _encode(model: ServedModel, text: str, field: str, special_tokens: bool) -> list[int]:
+    return known_ids(model, model.tokenizer.encode(text, special_tokens=special_tokens), field)
+
+
+def render_chat(model: ServedModel, chat: generate_pb2.Chat, field: str, limits: InputLimits) -> str:
     """The conversation through the model's own template. ``CapabilityMissing`` when it has none."""
-    if not chat.messages:
-        raise InvalidField(f"{field}.messages", "is empty; allowed: at least one message")
-    for place, message in enumerate(chat.messages):
-        if not message.role:
-            raise InvalidField(f"{field}.messages[{place}].role", "is empty")
+    _check_chat(chat, field, limits)
     arguments = json_format.MessageToDict(chat.template_arguments)
     for name in arguments:
         if name in RESERVED_TEMPLATE_NAMES or not re.fullmatch(r"[A-Za-z]\w{0,63}", name):
@@ -141,19 +192,13 @@ def render_chat(model: ServedModel, chat: generate_pb2.Chat, field: str) -> str:
     return model.tokenizer.render_chat(messages, add_generation_prompt=opens, **arguments)
 
 
-def encode_prompt(
-    model: ServedModel, request: Any, max_text_bytes: int, special_tokens: bool | None = None
-) -> list[int]:
-    """The token ids of a ``GenerateRequest`` or ``TokenizeRequest``, whichever form they have.
-
-    ``special_tokens`` None: added to text, not to a chat, whose template writes them itself.
-    """
-    if request.HasField("text"):
-        check_text("text", request.text, max_text_bytes, may_be_blank=True)
-        ids = model.tokenizer.encode(request.text, special_tokens=special_tokens is not False)
-        return known_ids(model, ids, "text")
-    size = sum(len(message.content.encode()) for message in request.chat.messages)
-    if size > max_text_bytes:
-        raise InvalidField("chat.messages", f"have {size} bytes; allowed: at most {max_text_bytes}")
-    text = render_chat(model, request.chat, "chat")
-    return known_ids(model, model.tokenizer.encode(text, special_tokens=special_tokens is True), "chat")
+def _check_chat(chat: generate_pb2.Chat, field: str, limits: InputLimits) -> None:
+    if not chat.messages:
+        raise InvalidField(f"{field}.messages", "is empty; allowed: at least one message")
+    check_length(f"{field}.messages", len(chat.messages), limits.max_messages)
+    size = chat.template_arguments.ByteSize()
+    for place, message in enumerate(chat.messages):
+        if not message.role:
+            raise InvalidField(f"{field}.messages[{place}].role", "is empty")
+        size += text_bytes(message.role) + text_bytes(message.content)
+    check_length(f"{field}.messages", size, limits.max_text_bytes, "bytes")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, NoReturn
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 
+from pyruntime.errors import DeadlinePassed, NotReady, ResponseTooLarge
+from pyruntime.registry import DRAINING_RETRY_S
 from pyruntime.service.status import DETAILS_KEY, code_of, to_status
+
+T = TypeVar("T")
 
 OWN_METHODS = "/pyruntime."
 
@@ -27,11 +31,23 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ``num_running`` counts the calls inside a handler, which is what a drain waits for.
     """
 
-    def __init__(self) -> None:
-        self.num_running = 0
+    def __init__(self, max_message_bytes: int) -> None:
+        self._max_message_bytes = max_message_bytes
+        self._running: set[asyncio.Task[Any]] = set()
+        self._evicted: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def evict(self) -> None:
+        """End the calls that run now: their clients are told to come back, as those of a server that drains are."""
+        self._evicted |= self._running
+        for task in self._evicted:
+            task.cancel()
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no call runs; False when ``timeout_s`` passed first."""
@@ -73,15 +89,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def _unary(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            self._enter()
-            try:
-                return await method(request, context)
-            except grpc.aio.AbortError:
-                raise
-            except Exception as error:
-                await abort(context, error)
-            finally:
-                self._leave()
+            return await self._guard(context, self._answer(method, request, context))
 
         return call
 
@@ -89,25 +97,55 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         # A coroutine that writes, rather than an async generator: when the call is cancelled between two messages, a
         # coroutine is cancelled at once, while a generator would linger until it is collected.
         async def call(request: Any, context: grpc.aio.ServicerContext) -> None:
-            self._enter()
-            try:
-                async with contextlib.aclosing(method(request, context)) as messages:
-                    async for message in messages:
-                        await context.write(message)
-            except grpc.aio.AbortError:
-                raise
-            except Exception as error:
-                await abort(context, error)
-            finally:
-                self._leave()
+            await self._guard(context, self._write(method, request, context))
 
         return call
 
-    def _enter(self) -> None:
-        self.num_running += 1
+    async def _answer(self, method: Callable[..., Awaitable[Any]], request: Any, context: Any) -> Any:
+        response = await method(request, context)
+        self._check_size(response)
+        return response
+
+    async def _write(self, method: Callable[..., AsyncGenerator[Any, None]], request: Any, context: Any) -> None:
+        async with contextlib.aclosing(method(request, context)) as messages:
+            async for message in messages:
+                self._check_size(message)
+                await context.write(message)
+
+    def _check_size(self, message: Any) -> None:
+        """Here, since grpc would log a traceback for each message that it refuses to send."""
+        if (size := message.ByteSize()) > self._max_message_bytes:
+            limit = f"this server's messages have at most {self._max_message_bytes} (max_message_bytes)"
+            raise ResponseTooLarge(f"the response has {size} bytes; {limit}")
+
+    async def _guard(self, context: grpc.aio.ServicerContext, work: Coroutine[Any, Any, T]) -> T:
+        """``work`` as one running call, its errors as the call's status."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._enter(task)
+        try:
+            remaining_s = context.time_remaining()
+            if remaining_s is not None and remaining_s <= 0:  # the loop was busy: it is too late to begin
+                work.close()
+                raise DeadlinePassed("the deadline passed before the request could be looked at")
+            return await work
+        except grpc.aio.AbortError:
+            raise
+        except asyncio.CancelledError:
+            if task not in self._evicted:  # the client went away or its deadline passed
+                raise
+            await abort(context, NotReady("the server is shutting down", DRAINING_RETRY_S))
+        except Exception as error:
+            await abort(context, error)
+        finally:
+            self._leave(task)
+
+    def _enter(self, task: asyncio.Task[Any]) -> None:
+        self._running.add(task)
         self._idle.clear()
 
-    def _leave(self) -> None:
-        self.num_running -= 1
-        if self.num_running == 0:
+    def _leave(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        self._evicted.discard(task)
+        if not self._running:
             self._idle.set()

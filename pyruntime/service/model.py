@@ -7,9 +7,9 @@ import grpc
 from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
 from pyruntime.service.convert import model_message
-from pyruntime.service.inputs import INLINE_BYTES, encode_prompt
+from pyruntime.service.inputs import read_prompt
 from pyruntime.service.room import ServiceRoom
-from pyruntime.service.validate import check_token_ids, optional
+from pyruntime.service.validate import check_length, check_token_ids, optional
 from pyruntime.v1 import model_pb2, model_pb2_grpc
 
 
@@ -34,25 +34,26 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         model = self._room.registry.resolve(request.model, None)
         if request.WhichOneof("input") is None:
             raise InvalidField("input", "is not set; allowed: one of text, chat")
-        # A template is a program of its own: a chat goes to a worker however short it is.
-        size = request.ByteSize() if request.HasField("text") else INLINE_BYTES + 1
-        return await self._room.workers.run(size, self._tokenize, model, request)
+        workers, special = self._room.workers, optional(request, "special_tokens")
+        limits = self._room.input_limits
+        ids = await read_prompt(workers, model, request, limits, special_tokens=special, may_be_blank=True)
+        return await workers.run(len(ids), _tokens, model, ids)
 
     async def Detokenize(
         self, request: model_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> model_pb2.DetokenizeResponse:
         model = self._room.registry.resolve(request.model, None)
-        ids = check_token_ids("token_ids", request.token_ids, model.info.vocab_size)
-        skip = optional(request, "skip_special_tokens", True)
-        text = await self._room.workers.run(request.ByteSize(), _decode, model, ids, skip)
-        return model_pb2.DetokenizeResponse(model=model.info.name, text=text)
-
-    def _tokenize(self, model: ServedModel, request: model_pb2.TokenizeRequest) -> model_pb2.TokenizeResponse:
-        special = optional(request, "special_tokens")
-        ids = encode_prompt(model, request, self._room.settings.max_text_bytes, special)
-        pieces = model.tokenizer.pieces(ids)
-        return model_pb2.TokenizeResponse(model=model.info.name, token_ids=ids, pieces=pieces)
+        most = self._room.input_limits.max_text_bytes
+        check_length("token_ids", len(request.token_ids), most)
+        return await self._room.workers.run(len(request.token_ids), _text, model, request, most)
 
 
-def _decode(model: ServedModel, ids: list[int], skip_special_tokens: bool) -> str:
-    return model.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+def _tokens(model: ServedModel, ids: list[int]) -> model_pb2.TokenizeResponse:
+    return model_pb2.TokenizeResponse(model=model.info.name, token_ids=ids, pieces=model.tokenizer.pieces(ids))
+
+
+def _text(model: ServedModel, request: model_pb2.DetokenizeRequest, most: int) -> model_pb2.DetokenizeResponse:
+    ids = check_token_ids("token_ids", request.token_ids, model.info.vocab_size, most)
+    skip = optional(request, "skip_special_tokens", True)
+    text = model.tokenizer.decode(ids, skip_special_tokens=skip)
+    return model_pb2.DetokenizeResponse(model=model.info.name, text=text)

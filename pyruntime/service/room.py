@@ -2,30 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from pyruntime.config import Settings
 from pyruntime.errors import InvalidField, InvalidFields, PyruntimeError
 from pyruntime.registry import ModelRegistry
-from pyruntime.service.inputs import TextWorkers
+from pyruntime.service.inputs import InputLimits
+from pyruntime.service.validate import check_length
+from pyruntime.service.workers import TextWorkers
 
 T = TypeVar("T")
+
+# What a response holds beside its results: the model's name, usage and timing.
+ENVELOPE_BYTES = 512
 
 
 @dataclass
 class ServiceRoom:
-    """The collaborators of every servicer."""
+    """The collaborators of every servicer, and the checks against the server's own limits."""
 
     registry: ModelRegistry
     settings: Settings
     workers: TextWorkers = field(default_factory=TextWorkers)
+
+    @property
+    def input_limits(self) -> InputLimits:
+        """Of one text or chat, which is never allowed more than a whole request is."""
+        longest = min(self.settings.max_text_bytes, self.settings.max_request_text_bytes)
+        return InputLimits(longest, self.settings.max_inputs_per_request)
 
     def check_inputs(self, field_name: str, count: int) -> None:
         """A list that one request may carry: neither empty nor too long."""
         most = self.settings.max_inputs_per_request
         if not 1 <= count <= most:
             raise InvalidField(field_name, f"has {count} entries; allowed: 1 to {most}")
+
+    def check_request_text(self, field_name: str, num_bytes: int) -> None:
+        """All texts of a request, each with its prompt."""
+        check_length(field_name, num_bytes, self.settings.max_request_text_bytes, "bytes of text in all")
+
+    def check_scores(self, field_name: str, num_items: int, num_labels: int) -> None:
+        """The work and the answer of a Score."""
+        most, total = self.settings.max_scores_per_request, num_items * num_labels
+        if total > most:
+            problem = f"{num_items} items x {num_labels} labels are {total} scores; allowed: at most {most}"
+            raise InvalidField(field_name, problem)
+
+    def check_response_size(self, field_name: str, largest: Message, count: int) -> None:
+        """A response of ``count`` results, of which ``largest`` is the largest and travels as a message of its own."""
+        one = largest.ByteSize()
+        tag_and_length = 1 + max(1, (one.bit_length() + 6) // 7)
+        total = count * (tag_and_length + one) + ENVELOPE_BYTES
+        most = self.settings.max_message_bytes
+        if total > most:
+            problem = f"{count} results make a response of {total} bytes; allowed: at most {most} (max_message_bytes)"
+            raise InvalidField(field_name, problem)
 
 
 def good_ones(items: list[T | InvalidField]) -> list[T]:
@@ -36,8 +71,12 @@ def good_ones(items: list[T | InvalidField]) -> list[T]:
     return good
 
 
-def refuse_if_all_failed(results: list[Any]) -> None:
-    """Raises the first result's error when every result has one."""
-    errors: list[PyruntimeError] = [result.error for result in results if result.error is not None]
-    if errors and len(errors) == len(results):
-        raise errors[0]
+def refuse_if_all_failed(outcomes: Sequence[Any]) -> None:
+    """Raises when every outcome is an error: all of them if all are about fields, else the first that is not."""
+    errors = [each for each in outcomes if isinstance(each, PyruntimeError)]
+    if not errors or len(errors) < len(outcomes):
+        return
+    fields = [each for each in errors if isinstance(each, InvalidField)]
+    if len(fields) == len(errors):
+        raise InvalidFields(fields)
+    raise next(each for each in errors if not isinstance(each, InvalidField))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
-from pyruntime.service.inputs import encode_inputs, given_ids, known_ids
-from pyruntime.service.validate import check_text, check_token_ids, show
+from pyruntime.service.inputs import InputLimits, Reading, given_ids, known_ids, read_inputs, size_of
+from pyruntime.service.validate import check_text, check_token_ids, show, text_bytes
+from pyruntime.service.workers import TextWorkers, slices
 from pyruntime.v1 import common_pb2, score_pb2
 
 
@@ -20,6 +20,11 @@ class ScoreInputs:
     items: list[list[int] | InvalidField]
 
 
+def num_labels(request: score_pb2.ScoreRequest) -> int:
+    """Scores that each item gets."""
+    return len(request.labels) or len(request.label_token_ids)
+
+
 def leading_special_ids(model: ServedModel) -> list[int]:
     """What the tokenizer puts before a text: the beginning-of-sequence token, where the model has one."""
     bare = model.tokenizer.encode("a", special_tokens=False)
@@ -28,41 +33,81 @@ def leading_special_ids(model: ServedModel) -> list[int]:
     return whole[: next(places, 0)]
 
 
-def read_score_inputs(model: ServedModel, request: score_pb2.ScoreRequest, max_text_bytes: int) -> ScoreInputs:
+async def read_score_inputs(
+    workers: TextWorkers, model: ServedModel, request: score_pb2.ScoreRequest, limits: InputLimits
+) -> ScoreInputs:
     """Query and items, with the special tokens of a text's start before whichever comes first, if that is text.
 
     Items too long for what the query leaves of the context are cut or refused, as ``request.truncation`` says.
     """
-    if request.HasField("delimiter_token_id"):
-        query, items = _split_packed(model, request)
-        return ScoreInputs(query, _fit(items, _room(model, query), request.truncation))
-    start = leading_special_ids(model)
-    query = _encode_query(model, request.query, max_text_bytes)
-    items = encode_inputs(model, request.items, "items", max_text_bytes, special_tokens=False)
-    if not request.item_first:
-        prefix = (start if request.query.HasField("text") else []) + query
-        return ScoreInputs(prefix, _fit(items, _room(model, prefix), request.truncation))
-    starts = [start if item.HasField("text") else [] for item in request.items]
-    cut = _fit(items, _room(model, start + query), request.truncation)
-    return ScoreInputs([], [_join(head, item, query) for head, item in zip(starts, cut, strict=True)])
+    query = await workers.run(size_of(request.query), _encode_query, model, request.query, limits)
+    items = await read_inputs(workers, model, request.items, Reading("items", limits, special_tokens=False))
+    arrange = _items_first if request.item_first else _query_first
+    num_ids = sum(len(query) + len(item) for item in items if not isinstance(item, InvalidField))
+    return await workers.run(num_ids, arrange, model, request, query, items)
 
 
-def read_label_ids(model: ServedModel, request: score_pb2.ScoreRequest) -> list[int]:
+def _query_first(
+    model: ServedModel, request: score_pb2.ScoreRequest, query: list[int], items: list[list[int] | InvalidField]
+) -> ScoreInputs:
+    prefix = (leading_special_ids(model) if request.query.HasField("text") else []) + query
+    room = _room(model, len(prefix), "query")
+    return ScoreInputs(prefix, [_fit(item, i, room, request.truncation) for i, item in enumerate(items)])
+
+
+def _items_first(
+    model: ServedModel, request: score_pb2.ScoreRequest, query: list[int], items: list[list[int] | InvalidField]
+) -> ScoreInputs:
+    special = leading_special_ids(model)
+    starts = [special if item.HasField("text") else [] for item in request.items]
+    room = _room(model, len(query) + min(map(len, starts)), "query") + min(map(len, starts))
+    joined: list[list[int] | InvalidField] = []
+    for index, (start, item) in enumerate(zip(starts, items, strict=True)):
+        fitted = _fit(item, index, room - len(start), request.truncation)
+        joined.append(fitted if isinstance(fitted, InvalidField) else start + fitted + query)
+    return ScoreInputs([], joined)
+
+
+def read_packed_inputs(model: ServedModel, request: score_pb2.ScoreRequest, limits: InputLimits) -> ScoreInputs:
+    """As ``read_score_inputs``, for the form whose query holds the items too: nothing is tokenised."""
+    query, items = _split_packed(model, request, limits)
+    room = _room(model, len(query), "query.token_ids")
+    fitted = [_fit(item, index, room, request.truncation, "query.token_ids") for index, item in enumerate(items)]
+    return ScoreInputs(query, fitted)
+
+
+async def read_label_ids(
+    workers: TextWorkers, model: ServedModel, request: score_pb2.ScoreRequest, limits: InputLimits
+) -> list[int]:
     """The labels' ids, in the order of the request. ``InvalidField`` for a text that is not exactly one token."""
     if request.label_token_ids:
-        return check_token_ids("label_token_ids", request.label_token_ids, model.info.vocab_size)
-    encoded = model.tokenizer.encode_batch(list(request.labels), special_tokens=False)
-    for place, (label, ids) in enumerate(zip(request.labels, encoded, strict=True)):
+        given = request.label_token_ids
+        return check_token_ids("label_token_ids", given, model.info.vocab_size, len(given))
+    sizes = [text_bytes(label) for label in request.labels]
+    label_ids: list[int] = []
+    for places in slices(sizes):
+        label_ids += await workers.run(sum(sizes[i] for i in places), _encode_labels, model, request, places, limits)
+    return label_ids
+
+
+def _encode_labels(
+    model: ServedModel, request: score_pb2.ScoreRequest, places: range, limits: InputLimits
+) -> list[int]:
+    labels = [request.labels[place] for place in places]
+    for place, label in zip(places, labels, strict=True):
+        check_text(f"labels[{place}]", label, limits.max_text_bytes, may_be_blank=True)
+    encoded = model.tokenizer.encode_batch(labels, special_tokens=False)
+    for place, label, ids in zip(places, labels, encoded, strict=True):
         if len(ids) != 1:
             raise InvalidField(f"labels[{place}]", f"{show(label)} is {len(ids)} tokens; allowed: exactly one")
         known_ids(model, ids, f"labels[{place}]")
     return [ids[0] for ids in encoded]
 
 
-def _encode_query(model: ServedModel, query: common_pb2.Input, max_text_bytes: int) -> list[int]:
+def _encode_query(model: ServedModel, query: common_pb2.Input, limits: InputLimits) -> list[int]:
     if query.WhichOneof("value") != "text":
-        return given_ids(model, query, "query")
-    check_text("query.text", query.text, max_text_bytes)
+        return given_ids(model, query, "query", limits)
+    check_text("query.text", query.text, limits.max_text_bytes)
     ids = known_ids(model, model.tokenizer.encode(query.text, special_tokens=False), "query.text")
     if not ids:
         raise InvalidField("query.text", "has no tokens")
@@ -70,7 +115,7 @@ def _encode_query(model: ServedModel, query: common_pb2.Input, max_text_bytes: i
 
 
 def _split_packed(
-    model: ServedModel, request: score_pb2.ScoreRequest
+    model: ServedModel, request: score_pb2.ScoreRequest, limits: InputLimits
 ) -> tuple[list[int], list[list[int] | InvalidField]]:
     """Query d item1 d item2 d ... itemn d, d being the delimiter, taken apart."""
     delimiter = request.delimiter_token_id
@@ -78,7 +123,7 @@ def _split_packed(
     if delimiter >= model.info.vocab_size:
         problem = f"{delimiter} is outside the vocabulary; allowed: 0 to {model.info.vocab_size - 1}"
         raise InvalidField("delimiter_token_id", problem)
-    ids = given_ids(model, request.query, "query")
+    ids = given_ids(model, request.query, "query", limits)
     if ids[-1] != delimiter:
         raise InvalidField(field, f"ends in {ids[-1]}; allowed: the delimiter {delimiter} at the end")
     parts: list[list[int]] = [[]]
@@ -95,33 +140,26 @@ def _split_packed(
     return query, [item or InvalidField(field, f"item {index} is empty") for index, item in enumerate(items)]
 
 
-def _room(model: ServedModel, before: Sequence[int]) -> int:
+def _room(model: ServedModel, num_before: int, field: str) -> int:
     """Tokens that remain for an item beside the query."""
     longest = model.info.context_length
-    if len(before) >= longest:
-        problem = f"has {len(before)} tokens; allowed: at most {longest - 1}, so that an item has room"
-        raise InvalidField("query", problem)
-    return longest - len(before)
+    if num_before >= longest:
+        problem = f"has {num_before} tokens; allowed: at most {longest - 1}, so that an item has room"
+        raise InvalidField(field, problem)
+    return longest - num_before
 
 
 def _fit(
-    items: list[list[int] | InvalidField], room: int, truncation: common_pb2.Truncation
-) -> list[list[int] | InvalidField]:
-    return [_fit_one(item, index, room, truncation) for index, item in enumerate(items)]
-
-
-def _fit_one(
-    item: list[int] | InvalidField, index: int, room: int, truncation: common_pb2.Truncation
+    item: list[int] | InvalidField, index: int, room: int, truncation: common_pb2.Truncation, packed_in: str = ""
 ) -> list[int] | InvalidField:
+    """The item, cut or refused where it is too long. ``packed_in``: the field that holds packed items."""
     if isinstance(item, InvalidField) or len(item) <= room:
         return item
-    if truncation == common_pb2.TRUNCATION_RIGHT:
+    if room > 0 and truncation == common_pb2.TRUNCATION_RIGHT:
         return item[:room]
-    if truncation == common_pb2.TRUNCATION_LEFT:
+    if room > 0 and truncation == common_pb2.TRUNCATION_LEFT:
         return item[-room:]
-    problem = f"has {len(item)} tokens; allowed: at most {room} beside the query unless truncation is set"
+    problem = f"has {len(item)} tokens; allowed: at most {max(0, room)} beside the query unless truncation is set"
+    if packed_in:
+        return InvalidField(packed_in, f"item {index} {problem}")
     return InvalidField(f"items[{index}]", problem)
-
-
-def _join(start: list[int], item: list[int] | InvalidField, query: list[int]) -> list[int] | InvalidField:
-    return item if isinstance(item, InvalidField) else start + item + query

@@ -41,7 +41,7 @@ class RuntimeServer:
     def __init__(self, registry: ModelRegistry, settings: Settings) -> None:
         self._registry = registry
         self._settings = settings
-        self._interceptor = ErrorInterceptor()
+        self._interceptor = ErrorInterceptor(settings.max_message_bytes)
         self._health = HealthFollower(registry)
         self._room = ServiceRoom(registry, settings)
         self._server = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
@@ -60,12 +60,14 @@ class RuntimeServer:
         """Health goes first, then new requests are turned away while running ones get ``grace_s`` to end; then close.
 
         Until the running ones have ended the port stays open, so that clients are told UNAVAILABLE with
-        RetryInfo instead of losing their connection.
+        RetryInfo instead of losing their connection. So are those whose calls outlast the grace.
         """
         await self._health.shut_down()
         self._registry.drain()
         if not await self._interceptor.wait_idle(grace_s):
             log.warning("%d calls still ran after %g s and are ended", self._interceptor.num_running, grace_s)
+            self._interceptor.evict()
+            await self._interceptor.wait_idle(CANCEL_S)
         await self._server.stop(CANCEL_S)
         self._room.workers.close()
 

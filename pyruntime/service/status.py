@@ -29,6 +29,7 @@ _CODES: dict[type[errors.PyruntimeError], grpc.StatusCode] = {
     errors.ModelFailed: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotImplementedYet: grpc.StatusCode.UNIMPLEMENTED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.ResponseTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.NotReady: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.RequestCancelled: grpc.StatusCode.CANCELLED,

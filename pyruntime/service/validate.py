@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pyruntime.errors import InvalidField, NotImplementedYet
@@ -15,6 +15,9 @@ from pyruntime.v1 import generate_pb2
 MAX_CONTINUATIONS = 128
 MAX_STOP_STRINGS = 32
 MAX_STOP_BYTES = 1024
+MAX_STOP_TOKENS = 1024
+MAX_BIASED_TOKENS = 1024
+MAX_CHOICES = 1024
 MAX_REQUEST_ID_BYTES = 256
 MAX_TOP_LOGPROBS = 20
 
@@ -49,8 +52,15 @@ def check_request_id(value: str) -> None:
         raise InvalidField("request_id", f"has {size} bytes; allowed: at most {MAX_REQUEST_ID_BYTES}")
 
 
-def check_token_ids(field: str, ids: Iterable[int], vocab_size: int) -> list[int]:
-    """The ids as a list, each inside the vocabulary."""
+def check_length(field: str, count: int, most: int, unit: str = "entries") -> None:
+    """A list, by its length alone, before anything looks at its entries."""
+    if count > most:
+        raise InvalidField(field, f"has {count} {unit}; allowed: at most {most}")
+
+
+def check_token_ids(field: str, ids: Collection[int], vocab_size: int, most: int) -> list[int]:
+    """The ids as a list: not more than ``most``, each inside the vocabulary."""
+    check_length(field, len(ids), most)
     checked = list(ids)
     if checked and max(checked) >= vocab_size:
         place = next(place for place, token_id in enumerate(checked) if token_id >= vocab_size)
@@ -59,10 +69,14 @@ def check_token_ids(field: str, ids: Iterable[int], vocab_size: int) -> list[int
     return checked
 
 
+def text_bytes(text: str) -> int:
+    """Bytes of the text as UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
 def check_text(field: str, text: str, max_bytes: int, *, may_be_blank: bool = False) -> None:
     """Not longer than the server takes, and not blank."""
-    if len(text) * 4 > max_bytes and (size := len(text.encode())) > max_bytes:
-        raise InvalidField(field, f"has {size} bytes; allowed: at most {max_bytes}")
+    check_length(field, text_bytes(text), max_bytes, "bytes")
     if not may_be_blank and (not text or text.isspace()):
         raise InvalidField(field, "is empty" if not text else "is blank: white space alone")
 
@@ -103,6 +117,7 @@ def _check_sampling(sampling: generate_pb2.Sampling, vocab_size: int) -> None:
             check_range(f"sampling.{name}", getattr(sampling, name), low, high, open_low=open_low)
     if sampling.top_k < -1:
         raise InvalidField("sampling.top_k", f"{sampling.top_k} is out of range; allowed: -1 or more, -1 and 0 are off")
+    check_length("sampling.logit_bias", len(sampling.logit_bias), MAX_BIASED_TOKENS)
     for token_id, bias in sampling.logit_bias.items():
         if token_id >= vocab_size:
             problem = f"the key is outside the vocabulary; allowed: 0 to {vocab_size - 1}"
@@ -131,10 +146,7 @@ def check_generate(request: generate_pb2.GenerateRequest) -> None:
     check_request_id(request.request_id)
     check_count("n", optional(request, "n", 1), 1, MAX_CONTINUATIONS)
     check_count("logprobs.top", request.logprobs.top, 0, MAX_TOP_LOGPROBS)
-    if len(request.stop.strings) > MAX_STOP_STRINGS:
-        raise InvalidField(
-            "stop.strings", f"has {len(request.stop.strings)} entries; allowed: at most {MAX_STOP_STRINGS}"
-        )
+    check_length("stop.strings", len(request.stop.strings), MAX_STOP_STRINGS)
     for place, text in enumerate(request.stop.strings):
         if not 1 <= len(text.encode()) <= MAX_STOP_BYTES:
             problem = f"has {len(text.encode())} bytes; allowed: 1 to {MAX_STOP_BYTES}"
@@ -150,6 +162,7 @@ def _check_constraint(constraint: generate_pb2.Constraint) -> None:
     if kind == "choice":
         if not constraint.choice.options:
             raise InvalidField("constraint.choice.options", "is empty; allowed: at least one text")
+        check_length("constraint.choice.options", len(constraint.choice.options), MAX_CHOICES)
         for place, option in enumerate(constraint.choice.options):
             if not option:
                 raise InvalidField(f"constraint.choice.options[{place}]", "is empty; allowed: texts that are not")

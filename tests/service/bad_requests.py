@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyruntime.v1 import common_pb2, embed_pb2, generate_pb2, score_pb2
-from tests.fakes import VOCAB
+from tests.fakes import EOS, VOCAB
 
 Ids = common_pb2.TokenIds
 Input = common_pb2.Input
@@ -13,6 +13,10 @@ TWO = Input(text="b")
 
 def generate(**fields) -> generate_pb2.GenerateRequest:
     return generate_pb2.GenerateRequest(**{"text": "hi"} | fields)
+
+
+def chat(*messages: dict, **fields) -> generate_pb2.GenerateRequest:
+    return generate(chat=generate_pb2.Chat(messages=messages, **fields))
 
 
 def sampling(**fields) -> generate_pb2.GenerateRequest:
@@ -46,7 +50,9 @@ BAD_GENERATE = [
     (sampling(logit_bias={1: float("inf")}), "sampling.logit_bias[1]", "inf"),
     (generate(n=0), "n", "0 is out of range; allowed: 1 to 128"),
     (generate(n=129), "n", "129"),
-    (generate(text=""), "prompt", None),
+    (generate_pb2.GenerateRequest(), "prompt", "is not set"),
+    (generate(text=""), "text", "is empty"),
+    (generate(text=" \n\t"), "text", "is blank"),
     (generate(text="", token_ids=Ids()), "token_ids", "has no tokens"),
     (
         generate(token_ids=Ids(ids=[1, 300000])),
@@ -56,6 +62,11 @@ BAD_GENERATE = [
     (generate(text="a" * 70), "prompt", "has 71 tokens; allowed: at most 63"),
     (generate(text="a" * 1001), "text", "has 1001 bytes; allowed: at most 1000"),
     (generate(text="é" * 501), "text", "has 1002 bytes"),
+    (generate(token_ids=Ids(ids=[1] * 1001)), "token_ids.ids", "has 1001 entries; allowed: at most 1000"),
+    (chat({"role": "r" * 900, "content": "x" * 101}), "chat.messages", "has 1001 bytes; allowed: at most 1000"),
+    (chat(*[{"role": "u"}] * 9), "chat.messages", "has 9 entries; allowed: at most 8"),
+    (chat({"role": "u"}, template_arguments={"mood": "x" * 1000}), "chat.messages", "bytes; allowed: at most 1000"),
+    (chat(*[{"role": "u", "content": "x" * 123}] * 8), "chat", "has 1044 bytes"),  # once it is rendered
     (generate(text="a <extra>"), "text", "<extra>"),
     (generate(chat=generate_pb2.Chat()), "chat.messages", "at least one"),
     (generate(chat=generate_pb2.Chat(messages=[{"content": "x"}])), "chat.messages[0].role", "empty"),
@@ -71,6 +82,15 @@ BAD_GENERATE = [
     (stop(strings=["x"] * 33), "stop.strings", "33"),
     (stop(strings=["x", ""]), "stop.strings[1]", "0 bytes"),
     (stop(token_ids=[VOCAB]), "stop.token_ids[0]", "vocabulary"),
+    (stop(token_ids=[1] * 1025), "stop.token_ids", "has 1025 entries; allowed: at most 1024"),
+    (stop(token_ids=range(VOCAB), min_new_tokens=1), "stop.min_new_tokens", "every token of the vocabulary"),
+    (stop(token_ids=set(range(VOCAB)) - {EOS}, min_new_tokens=1), "stop.min_new_tokens", "every token"),
+    (sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), "sampling.logit_bias", "has 1025 entries"),
+    (
+        generate(constraint=generate_pb2.Constraint(choice={"options": ["x"] * 1025})),
+        "constraint.choice.options",
+        "has 1025 entries",
+    ),
     (generate(logprobs=generate_pb2.LogprobOptions(top=21)), "logprobs.top", "21"),
     (generate(constraint=generate_pb2.Constraint()), "constraint", "names no kind"),
     (generate(request_id="x" * 257), "request_id", "257"),
@@ -98,7 +118,15 @@ BAD_EMBED = [
     (embed(inputs=[Input(token_ids=Ids(ids=[5]))], prompt_name="query"), "inputs[0].token_ids", "unset prompt_name"),
     (embed(inputs=[Input(text="a" * 64)]), "inputs[0]", "has 65 tokens; allowed: at most 64"),
     (embed(inputs=[Input(text="a" * 1001)]), "inputs[0].text", "1001 bytes"),
+    (embed(inputs=[Input(token_ids=Ids(ids=[5] * 1001))]), "inputs[0].token_ids.ids", "1001 entries"),
+    (embed(inputs=[Input(text="a" * 1000)] * 4), "inputs", "has 4000 bytes of text in all; allowed: at most 3000"),
+    (embed(inputs=[A] * 8, prompt="p" * 500), "inputs", "has 4008 bytes"),
+    (embed(inputs=[Input(token_ids=Ids(ids=[5] * 1000))] * 3 + [A]), "inputs", "has 3001 bytes"),
 ]
+
+
+def packed(*ids: int) -> Input:
+    return Input(token_ids=Ids(ids=ids))
 
 
 PACKED = {"items": [], "delimiter_token_id": 9}
@@ -118,12 +146,27 @@ BAD_SCORE = [
     (score(query=Input(text="a" * 63)), "query", "has 64 tokens; allowed: at most 63"),
     (score(items=[Input(text="a" * 63)]), "items[0]", "has 63 tokens; allowed: at most 62 beside the query"),
     (score(truncation=7), "truncation", "7"),
+    (score(labels=["x"] * 11), "labels", "has 11 entries; allowed: at most 10"),
+    (score(labels=[], label_token_ids=[1] * 11), "label_token_ids", "has 11 entries; allowed: at most 10"),
+    (score(items=[A] * 7, labels=["x"] * 3), "items", "7 items x 3 labels are 21 scores; allowed: at most 20"),
+    (score(labels=["x" * 1001]), "labels[0]", "has 1001 bytes"),
+    (score(query=Input(text="a" * 1000), items=[Input(text="a" * 1000)] * 2, labels=["x"]), "items", "3001 bytes"),
+    (score(labels=["x" * 1000] * 3), "items", "has 3002 bytes"),
     (score(delimiter_token_id=9), "items", "absent"),
     (score(**PACKED), "query", "token_ids"),
     (score(**PACKED, item_first=True), "item_first", "not allowed"),
     (score(**PACKED, query=Input(token_ids=Ids(ids=[1, 9, 2]))), "query.token_ids", "ends in 2"),
     (score(**PACKED, query=Input(token_ids=Ids(ids=[9, 1, 9]))), "query.token_ids", "begins with"),
     (score(**PACKED, query=Input(token_ids=Ids(ids=[1, 9]))), "query.token_ids", "one delimiter"),
+    (score(**PACKED, query=packed(1, *[9, 2] * 7, 9), labels=["x"] * 3), "query.token_ids", "7 items x 3 labels"),
+    (score(**PACKED, query=packed(1, *[9, 2] * 9, 9)), "query.token_ids", "has 9 entries; allowed: 1 to 8"),
+    (
+        score(**PACKED, query=packed(*[1] * 63, 9, 2, 2, 9)),
+        "query.token_ids",
+        "item 0 has 2 tokens; allowed: at most 1",
+    ),
+    (score(**PACKED, query=packed(*[1] * 64, 9, 2, 9)), "query.token_ids", "has 64 tokens; allowed: at most 63"),
+    (score(**PACKED, query=packed(*[1] * 1000, 9)), "query.token_ids.ids", "has 1001 entries"),
     (score(items=[], delimiter_token_id=VOCAB, query=Input(token_ids=Ids(ids=[1]))), "delimiter_token_id", "vocab"),
 ]
 

@@ -44,7 +44,15 @@ class Stack:
         self.health = health_pb2_grpc.HealthStub(self.channel)
 
 
-SETTINGS = Settings(port=0, max_text_bytes=1000, max_inputs_per_request=8, max_message_bytes=100_000)
+SETTINGS = Settings(
+    port=0,
+    max_text_bytes=1000,
+    max_request_text_bytes=3000,
+    max_inputs_per_request=8,
+    max_labels_per_request=10,
+    max_scores_per_request=20,
+    max_message_bytes=100_000,
+)
 
 
 @pytest.fixture

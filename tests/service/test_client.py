@@ -1,16 +1,16 @@
-"""Both Python clients and the console script, against the real server."""
+"""Both Python clients, against the real server."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import time
 
 import numpy as np
 import pytest
 
-from pyruntime.client import ApiError, AsyncClient, Client, cli
+from pyruntime.client import ApiError, AsyncClient, Client, messages
 from pyruntime.types import PoolingType
-from tests.fakes import BOS, play, vector_of
+from tests.fakes import BOS, FakeStream, play, vector_of
 from tests.service.conftest import Stack
 
 
@@ -69,45 +69,102 @@ async def test_leaving_a_stream_early_stops_the_server(stack: Stack):
         await asyncio.wait_for(stream.stopped.wait(), 5)
 
 
-async def run(stack: Stack, *arguments: str) -> int:
-    return await asyncio.to_thread(cli.main, [arguments[0], "--target", stack.address, *arguments[1:]])
+async def test_closing_the_async_client_ends_its_open_calls(stack: Stack):
+    stream = play("abcdef")
+    stream.hold = 2
+    stack.engine.next_stream = stream
+    client = AsyncClient(stack.address, model="decoder")
+    texts = client.stream("hi")
+    assert await anext(texts) == "a"
+    stack.engine.block = True
+    waiting = asyncio.create_task(client.embed(["a"]))
+    await asyncio.wait_for(stack.engine.blocked.wait(), 5)
+    await client.close()
+    await asyncio.wait_for(stream.stopped.wait(), 5)
+    await asyncio.wait_for(stack.engine.unblocked.wait(), 5)
+    for call in (anext(texts), waiting):
+        with pytest.raises(ApiError) as caught:  # not CancelledError: nobody cancelled this task
+            await asyncio.wait_for(call, 5)
+        assert caught.value.code == "CANCELLED"
 
 
-async def test_console_script(stack: Stack, capsys):
-    async def lines(*arguments: str) -> list:
-        assert await run(stack, *arguments) == 0
-        return capsys.readouterr().out.splitlines()
-
-    assert await lines("generate", "--max-new-tokens", "9", "hi", "there") == ["ok"]
-    assert (
-        json.loads((await lines("generate", "--max-new-tokens", "9", "--json", "hi"))[0])["finish_reason"] == "LENGTH"
-    )
-    assert [line.split(":")[0] for line in await lines("models")] == ["decoder", "encoder"]
-    (line,) = await lines("embed", "--model", "decoder", "--json", "a")
-    np.testing.assert_array_equal(np.float32(json.loads(line)["embedding"]), vector_of([BOS, *b"a"], 12))
-    scored = [
-        json.loads(line) for line in await lines("score", "--json", "--label", "y", "--label", "n", "q", "a", "b")
-    ]
-    assert [(each["item"], sorted(each["scores"])) for each in scored] == [("a", ["n", "y"]), ("b", ["n", "y"])]
-    assert await lines("tokenize", "--model", "decoder", "a") == ["256:<s> 97:a"]
-    assert await lines("score", "--label", "y", "q", "a") != []
+async def test_cancelling_a_task_is_not_an_api_error(stack: Stack):
+    stack.engine.block = True
+    async with AsyncClient(stack.address, model="decoder") as client:
+        task = asyncio.create_task(client.embed(["a"]))
+        await asyncio.wait_for(stack.engine.blocked.wait(), 5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await asyncio.wait_for(stack.engine.unblocked.wait(), 5)
 
 
-async def test_console_script_shows_what_the_server_says(stack: Stack, capsys):
-    for arguments in (("rerank", "q", "d"), ("classify", "t")):
-        assert await run(stack, *arguments) == 1
-        assert "UNIMPLEMENTED" in capsys.readouterr().err
-    assert await run(stack, "generate", "--max-new-tokens", "9", "--top-p", "2", "hi") == 1
-    assert "sampling.top_p: 2 is out of range" in capsys.readouterr().err
-    assert await run(stack, "generate", "--max-new-tokens", "-1", "hi") == 2
+async def test_closing_the_sync_client_ends_its_open_streams(stack: Stack):
+    stream = play("abcdef")
+    stream.hold = 2
+    stack.engine.next_stream = stream
+    client = Client(stack.address)
+    texts = client.stream("hi")
+    assert await asyncio.to_thread(next, texts) == "a"
+    await asyncio.to_thread(client.close)
+    await asyncio.wait_for(stream.stopped.wait(), 5)
 
 
-async def test_many_lines_from_standard_input_go_in_parts_with_progress(stack: Stack, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "CHUNK", 4)
-    monkeypatch.setattr(cli, "PROGRESS_FROM", 8)
-    monkeypatch.setattr("sys.stdin", __import__("io").StringIO("".join(f"text {i}\n" for i in range(10))))
-    assert await run(stack, "embed", "--model", "decoder", "--json") == 0
-    captured = capsys.readouterr()
-    assert [json.loads(line)["index"] for line in captured.out.splitlines()] == list(range(10))
-    assert [len(job.inputs) for job in stack.engine.embedded] == [4, 4, 2]
-    assert "10/10" in captured.err
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: messages.embed_request("hello", "m", {}), "inputs must be a list, not str 'hello'"),
+        (lambda: messages.embed_request(b"hello", "m", {}), "inputs must be a list, not bytes"),
+        (lambda: messages.embed_request([1, 2], "m", {}), "must be a list of token ids, not int 1"),
+        (lambda: messages.embed_request([np.array([1.5])], "m", {}), "must be a list of token ids, not ndarray"),
+        (lambda: messages.score_request("q", "abc", ["y"], "m", {}), "items must be a list, not str 'abc'"),
+        (lambda: messages.score_request("q", ["a"], " yes", "m", {}), "labels must be a list, not str ' yes'"),
+        (lambda: messages.score_request("q", ["a"], 5, "m", {}), "labels must be a list, not int 5"),
+        (lambda: messages.score_request("q", ["a"], ["y", 5], "m", {}), "labels that are not all texts"),
+        (lambda: messages.generate_request(["a", "b"], "m", {}), "a prompt that is neither text nor messages"),
+        (lambda: messages.generate_request("a", "m", {"stop_token_ids": 5}), "stop_token_ids must be a list"),
+        (lambda: messages.detokenize_request("12", "m"), "token_ids must be a list of token ids, not str '12'"),
+    ],
+)
+def test_a_single_value_where_a_list_belongs_is_a_clear_error(build, says: str):
+    with pytest.raises(TypeError) as caught:
+        build()
+    assert says in str(caught.value)
+
+
+def test_one_stop_string_is_taken_as_one():
+    request = messages.generate_request("a", "m", {"stop": "the"})
+    assert list(request.stop.strings) == ["the"]
+    assert list(messages.generate_request("a", "m", {"stop": ["x", "y"]}).stop.strings) == ["x", "y"]
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint32])
+def test_numpy_ids_wherever_ids_are_taken(kind):
+    ids = np.array([2, 5], kind)
+    assert list(messages.generate_request(ids, "m", {"stop_token_ids": ids}).token_ids.ids) == [2, 5]
+    assert list(messages.generate_request((2, 5), "m", {"stop_token_ids": ids}).stop.token_ids) == [2, 5]
+    assert [list(each.token_ids.ids) for each in messages.embed_request([ids], "m", {}).inputs] == [[2, 5]]
+    assert len(messages.embed_request(np.array([[1, 2], [3, 4]], kind), "m", {}).inputs) == 2
+    request = messages.score_request(ids, [ids], ids, "m", {})
+    assert (list(request.query.token_ids.ids), list(request.items[0].token_ids.ids)) == ([2, 5], [2, 5])
+    assert list(request.label_token_ids) == [2, 5]
+    assert list(messages.detokenize_request(ids, "m").token_ids) == [2, 5]
+
+
+async def test_a_timeout_of_zero_is_no_default(stack: Stack):
+    def work(client: Client, call: str, *arguments) -> None:
+        with pytest.raises(ApiError) as caught:
+            list(getattr(client, call)(*arguments, timeout_s=0))
+        assert caught.value.code == "DEADLINE_EXCEEDED"
+
+    stack.engine.block = True
+    stack.engine.generate = lambda request: FakeStream([[]], hold=0)  # type: ignore[method-assign]
+    began = time.monotonic()
+    with Client(stack.address, model="decoder", timeout_s=5) as client:
+        for call in (("generate", "a"), ("stream", "a"), ("embed", ["a"]), ("score", "q", ["a"], ["y"])):
+            await asyncio.to_thread(work, client, *call)
+    async with AsyncClient(stack.address, model="decoder", timeout_s=5) as asynchronous:
+        with pytest.raises(ApiError) as caught:
+            await asynchronous.embed(["a"], timeout_s=0)
+        assert caught.value.code == "DEADLINE_EXCEEDED"
+    assert time.monotonic() - began < 4

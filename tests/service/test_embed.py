@@ -102,6 +102,15 @@ async def test_float16_overflow_is_that_inputs_error(stack: Stack, monkeypatch):
     assert (failure.code, list(failure.violations)) == (grpc.StatusCode.INVALID_ARGUMENT, ["encoding"])
 
 
+async def test_a_request_whose_every_vector_overflows_float16_is_refused_whole(stack: Stack, monkeypatch):
+    monkeypatch.setattr("tests.fakes.vector_of", lambda ids, dimensions: np.full(dimensions, 1e6, np.float32))
+    blank = Input(text=" ")
+    for inputs in ([Input(text="a")], [Input(text="a"), blank, Input(text="b")]):
+        failure = await failure_of(stack.embed.Embed(request(*inputs, encoding=embed_pb2.ENCODING_FLOAT16_LE)))
+        assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert set(failure.violations) == {"encoding"} | ({"inputs[1].text"} if blank in inputs else set())
+
+
 async def test_truncation_keeps_special_tokens(stack: Stack):
     text = Input(text="abcdef")
     cases = [(common_pb2.TRUNCATION_RIGHT, b"ab"), (common_pb2.TRUNCATION_LEFT, b"ef")]

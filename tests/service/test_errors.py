@@ -8,29 +8,31 @@ import grpc
 import pytest
 
 from pyruntime.errors import ComputeFault, Overloaded
+from pyruntime.service.interceptor import ErrorInterceptor
+from pyruntime.types import Capability
 from pyruntime.v1 import embed_pb2, model_pb2, score_pb2
+from tests.fakes import fake_model, play
 from tests.service.bad_requests import (
     BAD_EMBED,
     BAD_GENERATE,
     BAD_SCORE,
+    PACKED,
     UNSERVED,
     A,
     Input,
     embed,
     generate,
+    packed,
     sampling,
     score,
 )
-from tests.service.conftest import Stack, failure_of
+from tests.service.conftest import SETTINGS, Stack, failure_of
 
 Code = grpc.StatusCode
 
 
 @pytest.mark.parametrize(("request_", "field", "problem"), BAD_GENERATE)
 async def test_bad_generate_fields_are_named(stack: Stack, request_, field, problem):
-    if problem is None:  # text of no bytes still has its <s>: valid; an unset prompt is not
-        request_.ClearField("text")
-        problem = "is not set"
     for call in (stack.generate.Generate(request_), stack.generate.GenerateStream(request_)):
         failure = await failure_of(call)
         assert failure.code is Code.INVALID_ARGUMENT
@@ -125,6 +127,53 @@ async def test_message_over_the_limit(stack: Stack):
     assert caught.value.code() is Code.RESOURCE_EXHAUSTED
 
 
+async def test_a_response_that_would_be_too_large_is_refused_before_the_work(stack: Stack):
+    wide = fake_model("wide", {Capability.EMBED}, embedding_dimensions=4000)
+    stack.registry.declare("wide")
+    stack.registry.set_serving("wide", wide)
+    request = embed(model="wide", inputs=[A] * 7)
+    failure = await failure_of(stack.embed.Embed(request))
+    assert failure.code is Code.INVALID_ARGUMENT
+    assert "7 results make a response of 112" in failure.violations["inputs"]
+    assert "allowed: at most 100000 (max_message_bytes)" in failure.violations["inputs"]
+    assert wide.engine.embedded == []
+    request.encoding = embed_pb2.ENCODING_FLOAT16_LE
+    assert (await stack.embed.Embed(request)).ByteSize() < 100_000
+    request.ClearField("encoding")
+    request.dimensions = 3000
+    assert len((await stack.embed.Embed(request)).results) == 7
+
+
+async def test_scores_too_many_for_a_message(stack: Stack):
+    settings = {"max_message_bytes": 1024, "max_scores_per_request": 2**20, "max_labels_per_request": 4096}
+    stack.server._room.settings = SETTINGS.model_copy(update=settings)
+    for request, field in (
+        (score(label_token_ids=[1] * 300, labels=[]), "items"),
+        (score(**PACKED, query=packed(1, 9, 2, 9), label_token_ids=[1] * 300, labels=[]), "query.token_ids"),
+    ):
+        failure = await failure_of(stack.score.Score(request))
+        assert "1 results make a response of 1" in failure.violations[field]
+    assert stack.engine.scored == []
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_an_answer_that_turns_out_too_large_has_a_status_and_no_traceback(stack: Stack, caplog, streaming):
+    stack.engine.next_stream = play("x" * 1000, n=100, per_wakeup=1000)
+    stack.server._interceptor._max_message_bytes = 100_000 if not streaming else 1500
+    call = (stack.generate.GenerateStream if streaming else stack.generate.Generate)(generate(n=100))
+    failure = await failure_of(call)
+    assert (failure.code, failure.reason) == (Code.RESOURCE_EXHAUSTED, "RESPONSE_TOO_LARGE")
+    assert "max_message_bytes" in failure.message
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_broken_engine_takes_its_model_out_of_service(stack: Stack):
+    stack.registry.set_failed("decoder", "the engine of model decoder has failed")
+    failure = await failure_of(stack.generate.Generate(generate(model="decoder")))
+    assert failure.code is Code.FAILED_PRECONDITION
+    assert failure.message == "model 'decoder' is not served: the engine of model decoder has failed"
+
+
 @pytest.mark.parametrize(("request_", "field"), UNSERVED)
 async def test_fields_not_served_yet_are_refused_by_name(stack: Stack, request_, field):
     failure = await failure_of(stack.generate.Generate(request_))
@@ -171,3 +220,22 @@ async def test_many_bad_inputs_still_fit_the_trailers(stack: Stack):
     assert set(failure.violations) == {f"items[{i}]" for i in range(8)}
     failure = await failure_of(stack.score.Score(score(labels=labels)))
     assert list(failure.violations) == ["labels[0]"]
+
+
+async def test_a_call_whose_deadline_has_passed_is_not_begun():
+    begun, aborted = [], []
+
+    class Context:
+        def time_remaining(self) -> float:
+            return 0.0
+
+        async def abort(self, code: grpc.StatusCode, message: str, metadata: tuple) -> None:
+            aborted.append(code)
+            raise grpc.aio.AbortError
+
+    async def method(request, context) -> None:
+        begun.append(request)
+
+    with pytest.raises(grpc.aio.AbortError):
+        await ErrorInterceptor(1000)._unary(method)(None, Context())
+    assert (begun, aborted) == ([], [Code.DEADLINE_EXCEEDED])

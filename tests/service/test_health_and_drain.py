@@ -12,6 +12,7 @@ from pyruntime.registry import ModelRegistry
 from pyruntime.service.server_builder import build_server
 from pyruntime.v1 import generate_pb2, model_pb2
 from tests.fakes import play
+from tests.service.bad_requests import score
 from tests.service.conftest import SETTINGS, Stack, failure_of
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -100,8 +101,16 @@ async def test_drain_ends_what_runs_past_its_grace(stack: Stack):
     stack.engine.next_stream = stream
     call = stack.generate.GenerateStream(generate_pb2.GenerateRequest(text="x"))
     assert (await call.read()).text == "a"
+    stack.engine.block = True
+    unary = asyncio.create_task(failure_of(stack.score.Score(score())))
+    await asyncio.wait_for(stack.engine.blocked.wait(), 5)
     await asyncio.wait_for(stack.server.drain(0.05), 10)
     assert stream.stopped.is_set()
+    assert stack.engine.unblocked.is_set()
+    for failure in (await failure_of(call), await unary):
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_READY")
+        assert failure.message == "the server is shutting down"
+        assert failure.retry_s > 0
 
 
 async def test_a_taken_port_is_an_error(stack: Stack):

@@ -38,6 +38,12 @@ async def test_list_and_get(stack: Stack):
     assert listed[1].default_prompt_name == "query"
     limits = decoder.limits
     assert (limits.max_message_bytes, limits.max_inputs_per_request, limits.max_text_bytes) == (100_000, 8, 1000)
+    assert (limits.max_labels_per_request, limits.max_scores_per_request, limits.max_request_text_bytes) == (
+        10,
+        20,
+        3000,
+    )
+    assert listed[1].limits == limits
     assert "decoder, encoder" in (await failure_of(stack.models.GetModel(model_pb2.GetModelRequest()))).message
 
 
@@ -63,6 +69,9 @@ async def test_tokenize_and_detokenize(stack: Stack):
     assert (await stack.models.Detokenize(request)).text == "<s>né</s>"
     request.token_ids.append(VOCAB)
     assert list((await failure_of(stack.models.Detokenize(request))).violations) == ["token_ids[5]"]
+    request = model_pb2.DetokenizeRequest(model="decoder", token_ids=[1] * 1001)
+    failure = await failure_of(stack.models.Detokenize(request))
+    assert failure.violations == {"token_ids": "has 1001 entries; allowed: at most 1000"}
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])

@@ -64,6 +64,20 @@ async def test_truncation_cuts_the_item(stack: Stack):
         assert stack.engine.scored[-1].items == [[BOS, *kept, *b"qq"]]
 
 
+async def test_item_first_reserves_no_room_for_a_start_that_is_not_added(stack: Stack):
+    query, one = Input(token_ids=Ids(ids=[5] * 63)), Input(token_ids=Ids(ids=[7]))
+    await stack.score.Score(request(one, query=query, item_first=True))
+    assert stack.engine.scored[-1].items == [[7, *[5] * 63]]
+    for truncation in (common_pb2.TRUNCATION_NONE, common_pb2.TRUNCATION_LEFT):
+        mixed = request(one, Input(text="a"), query=query, item_first=True, truncation=truncation)
+        answer = await stack.score.Score(mixed)
+        assert [result.HasField("error") for result in answer.results] == [False, True]
+        assert "at most 0 beside the query" in unpack(answer.results[1].error).violations["items[1]"]
+    full = Input(token_ids=Ids(ids=[5] * 64))
+    failure = await failure_of(stack.score.Score(request(one, query=full, item_first=True)))
+    assert "has 64 tokens; allowed: at most 63" in failure.violations["query"]
+
+
 async def test_bad_items_leave_the_others(stack: Stack):
     items = [Input(text="a"), Input(text=""), Input(text="c" * 63), Input(token_ids=Ids(ids=[POISON])), Input(text="d")]
     answer = await stack.score.Score(request(*items))

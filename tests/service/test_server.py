@@ -6,9 +6,11 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
@@ -19,6 +21,7 @@ import server
 from pyruntime.config import Settings
 from pyruntime.registry import ServedModel
 from pyruntime.types import Capability
+from pyruntime.v1 import model_pb2, model_pb2_grpc
 from tests.fakes import fake_model
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -115,3 +118,67 @@ def test_nothing_to_serve_is_bad_usage(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["server.py"])
     assert server.main() == 2
     assert "--model NAME=PATH" in capsys.readouterr().err
+
+
+async def test_an_engine_that_breaks_down_takes_its_model_out_of_service(load):
+    models = {name: fake_model(name, {Capability.GENERATE}) for name in ("one", "two")}
+    load(models.__getitem__)
+    port = free_port()
+    running = asyncio.create_task(server.serve(Settings(models={"one": "a", "two": "b"}, port=port)))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await asyncio.wait_for(channel.channel_ready(), 10)
+        request = health_pb2.HealthCheckRequest(service="pyruntime.v1.GenerateService")
+        watch = health_pb2_grpc.HealthStub(channel).Watch(request)
+        while (await asyncio.wait_for(watch.read(), 10)).status != SERVING:
+            pass
+        for _ in range(500):
+            if models["two"].engine.on_failed is not None:
+                break
+            await asyncio.sleep(0.01)
+        for name, model in models.items():
+            # On a thread of its own, as the engine calls it.
+            await asyncio.to_thread(model.engine.on_failed, f"the engine of model {name} has failed")
+        assert (await asyncio.wait_for(watch.read(), 10)).status == NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await model_pb2_grpc.ModelServiceStub(channel).GetModel(model_pb2.GetModelRequest(model="one"))
+        assert caught.value.details() == "model 'one' is not served: the engine of model one has failed"
+        watch.cancel()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, 20) == 0
+
+
+LOADS_FOR_EVER = """
+import sys, types
+import torch
+
+def load_served_model(name, path, settings, progress):
+    progress("loading")
+    matrix = torch.randn(64, 64)
+    while True:
+        matrix = torch.tanh(matrix @ matrix)
+
+sys.modules["pyruntime.serving"] = types.SimpleNamespace(load_served_model=load_served_model)
+import server
+sys.argv = ["server.py", "--model", "m=/nowhere", "--port", "0"]
+sys.exit(server.main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_a_model_is_loading_ends_the_process_in_order(number):
+    """Torch aborts a process whose interpreter ends while a thread is inside of it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOADS_FOR_EVER],
+        cwd=Path(server.__file__).parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(number)
+        _, complaint = process.communicate(timeout=10)
+    finally:
+        process.kill()
+    assert (process.returncode, complaint) == (0, "")
