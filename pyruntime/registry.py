@@ -31,6 +31,7 @@ class GenerationDefaults:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     eos_token_ids: frozenset[int] = frozenset()
 
 

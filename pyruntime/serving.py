@@ -129,6 +129,7 @@ def _generation_defaults(folder: Path, loaded: LoadedModel, tokenizer: Tokenizer
         top_k=config.top_k,
         top_p=config.top_p,
         min_p=config.min_p,
+        repetition_penalty=config.repetition_penalty,
         eos_token_ids=_ids(config.eos_token_id) | tokenizer.eos_token_ids,
     )
 

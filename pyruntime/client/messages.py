@@ -71,6 +71,8 @@ def generate_request(prompt: Text | Sequence[Mapping[str, str]], model: str, opt
         given["stop"] = [given["stop"]]
     if "stop_token_ids" in given:
         given["stop_token_ids"] = to_ids(given["stop_token_ids"], "stop_token_ids")
+    if "logprobs" in given:
+        request.logprobs.enabled, request.logprobs.top = True, given.pop("logprobs")
     request.sampling.MergeFrom(generate_pb2.Sampling(**{k: v for k, v in given.items() if k in _SAMPLING}))
     request.stop.MergeFrom(generate_pb2.Stop(**{_STOP[k]: v for k, v in given.items() if k in _STOP}))
     for name in given.keys() - _SAMPLING - _STOP.keys():

@@ -63,8 +63,10 @@ class Client:
     ) -> str:
         """The continuation of a text, token ids or chat messages; with ``n``, the first one.
 
-        ``options``: temperature, top_p, top_k, min_p, seed, max_new_tokens, min_new_tokens, stop (a string or several),
-        stop_token_ids, ignore_eos, include_stop_in_text, priority, request_id.
+        ``options``: temperature, top_p, top_k, min_p, seed, repetition_penalty, frequency_penalty, presence_penalty,
+        logit_bias ({id: value}), logprobs (how many likeliest tokens to list, 0 or more),
+        max_new_tokens, min_new_tokens, stop (a string or several), stop_token_ids, ignore_eos,
+        include_stop_in_text, priority, request_id.
         """
         return self.complete(prompt, model=model, timeout_s=timeout_s, **options).completions[0].text
 

@@ -23,6 +23,16 @@ class TextRules:
     include_stop: bool
 
 
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token, its text and log-probability, and the likeliest tokens in its place as (id, text, logprob)."""
+
+    token_id: int
+    text: str
+    logprob: float
+    top: list[tuple[int, str, float]]
+
+
 @dataclass
 class Piece:
     """What one wake-up adds to one continuation."""
@@ -32,6 +42,7 @@ class Piece:
     token_ids: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     matched_stop: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class Continuation:
@@ -54,10 +65,19 @@ class Continuation:
         if event.token_id is not None:
             self.num_tokens += 1
             piece.token_ids.append(event.token_id)
+            if event.logprob is not None:
+                piece.logprobs.append(self._logprob(event.token_id, event.logprob, event.top))
             if not ends_by_token:
                 self._add(piece, self._detokenizer.push(event.token_id))
         if event.finish is not None and not self.finished:
             self._end(piece, event)
+
+    def _logprob(self, token_id: int, logprob: float, top: tuple[tuple[int, float], ...]) -> TokenLogprob:
+        alternatives = [(likely, self._text_of(likely), value) for likely, value in top]
+        return TokenLogprob(token_id, self._text_of(token_id), logprob, alternatives)
+
+    def _text_of(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
     def _add(self, piece: Piece, text: str) -> None:
         """Text through the stop strings. Before ``min_new_tokens`` nothing is looked for."""
@@ -79,7 +99,7 @@ class Continuation:
         self.finished = True
         piece.finish = event.finish
         if event.finish is FinishReason.STOP and event.token_id in self._rules.token_ids:
-            piece.matched_stop = self._tokenizer.decode([event.token_id], skip_special_tokens=False)
+            piece.matched_stop = self._text_of(event.token_id)
             if self._rules.include_stop:
                 piece.text += piece.matched_stop
 

@@ -11,7 +11,7 @@ import grpc
 from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
 from pyruntime.requests import TokenStream
-from pyruntime.service.completion import Piece, Progress, TextRules, pieces
+from pyruntime.service.completion import Piece, Progress, TextRules, TokenLogprob, pieces
 from pyruntime.service.convert import Stopwatch
 from pyruntime.service.inputs import read_prompt
 from pyruntime.service.room import ServiceRoom
@@ -104,7 +104,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         watch = Stopwatch()
         check_generate(request)
         model = self._room.registry.resolve(request.model, Capability.GENERATE)
-        sampling = read_sampling(request.sampling, model.generation_defaults, model.info.vocab_size)
+        sampling = read_sampling(request, model.generation_defaults, model.info.vocab_size)
         given = request.stop.token_ids
         stop_ids = frozenset(check_token_ids("stop.token_ids", given, model.info.vocab_size, MAX_STOP_TOKENS))
         refuse_unserved(request)
@@ -175,11 +175,13 @@ class _Parts:
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._last: Piece | None = None
 
     def add(self, piece: Piece) -> None:
         self._texts.append(piece.text)
         self._token_ids += piece.token_ids
+        self._logprobs += piece.logprobs
         self._last = piece
 
     def completion(self, index: int) -> generate_pb2.Completion:
@@ -188,6 +190,7 @@ class _Parts:
             index=index,
             text="".join(self._texts),
             token_ids=self._token_ids,
+            logprobs=map(_logprob, self._logprobs),
             finish_reason=FINISH_PB[last.finish],
             matched_stop=last.matched_stop,
         )
@@ -198,6 +201,19 @@ def _chunk(piece: Piece) -> generate_pb2.GenerateChunk:
         index=piece.index,
         text=piece.text,
         token_ids=piece.token_ids,
+        logprobs=map(_logprob, piece.logprobs),
         finish_reason=FINISH_PB[piece.finish],
         matched_stop=piece.matched_stop,
+    )
+
+
+def _logprob(token: TokenLogprob) -> generate_pb2.TokenLogprob:
+    return generate_pb2.TokenLogprob(
+        token_id=token.token_id,
+        text=token.text,
+        logprob=token.logprob,
+        top=[
+            generate_pb2.TokenLogprob.Alternative(token_id=token_id, text=text, logprob=logprob)
+            for token_id, text, logprob in token.top
+        ],
     )

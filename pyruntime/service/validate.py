@@ -86,8 +86,11 @@ def optional(message: Any, name: str, default: Any = None) -> Any:
     return getattr(message, name) if message.HasField(name) else default
 
 
-def read_sampling(sampling: generate_pb2.Sampling, defaults: GenerationDefaults, vocab_size: int) -> SamplingParams:
-    """What the client set, else the model's own, else temperature 1 and no filter. An unset seed is drawn."""
+def read_sampling(
+    request: generate_pb2.GenerateRequest, defaults: GenerationDefaults, vocab_size: int
+) -> SamplingParams:
+    """What the client set, else the model's own, else temperature 1, no filter, no penalty. An unset seed is drawn."""
+    sampling = request.sampling
     _check_sampling(sampling, vocab_size)
 
     def choose(name: str, fallback: float) -> Any:
@@ -100,6 +103,11 @@ def read_sampling(sampling: generate_pb2.Sampling, defaults: GenerationDefaults,
         top_p=choose("top_p", 1.0),
         min_p=choose("min_p", 0.0),
         seed=optional(sampling, "seed", secrets.randbits(63)),
+        repetition_penalty=choose("repetition_penalty", 1.0),
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        logprobs=min(request.logprobs.top, vocab_size) if request.logprobs.enabled else None,
     )
 
 
@@ -128,15 +136,11 @@ def _check_sampling(sampling: generate_pb2.Sampling, vocab_size: int) -> None:
 
 def refuse_unserved(request: generate_pb2.GenerateRequest) -> None:
     """``NotImplementedYet`` for fields that are valid but would be ignored; call it after the range checks."""
-    sampling = request.sampling
-    neutral = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-    used = [f"sampling.{name}" for name, value in neutral.items() if optional(sampling, name, value) != value]
-    if sampling.logit_bias:
-        used.append("sampling.logit_bias")
+    used = []
     if request.HasField("constraint"):
         used.append(f"constraint.{request.constraint.WhichOneof('kind')}")
-    if request.logprobs.enabled or request.logprobs.top or request.logprobs.prompt:
-        used.append("logprobs")
+    if request.logprobs.prompt:
+        used.append("logprobs.prompt")
     if used:
         raise NotImplementedYet(f"not served by this version: {', '.join(used)}")
 
@@ -146,6 +150,8 @@ def check_generate(request: generate_pb2.GenerateRequest) -> None:
     check_request_id(request.request_id)
     check_count("n", optional(request, "n", 1), 1, MAX_CONTINUATIONS)
     check_count("logprobs.top", request.logprobs.top, 0, MAX_TOP_LOGPROBS)
+    if request.logprobs.top and not request.logprobs.enabled:
+        raise InvalidField("logprobs.top", f"{request.logprobs.top} is of no use; allowed: 0 unless `enabled` is true")
     check_length("stop.strings", len(request.stop.strings), MAX_STOP_STRINGS)
     for place, text in enumerate(request.stop.strings):
         if not 1 <= len(text.encode()) <= MAX_STOP_BYTES:

@@ -92,6 +92,7 @@ BAD_GENERATE = [
         "has 1025 entries",
     ),
     (generate(logprobs=generate_pb2.LogprobOptions(top=21)), "logprobs.top", "21"),
+    (generate(logprobs=generate_pb2.LogprobOptions(top=2)), "logprobs.top", "2 is of no use"),
     (generate(constraint=generate_pb2.Constraint()), "constraint", "names no kind"),
     (generate(request_id="x" * 257), "request_id", "257"),
 ]
@@ -172,10 +173,6 @@ BAD_SCORE = [
 
 
 UNSERVED = [
-    (sampling(repetition_penalty=1.5), "sampling.repetition_penalty"),
-    (sampling(frequency_penalty=0.5), "sampling.frequency_penalty"),
-    (sampling(presence_penalty=-0.5), "sampling.presence_penalty"),
-    (sampling(logit_bias={1: 2.0}), "sampling.logit_bias"),
     (generate(constraint=generate_pb2.Constraint(regex="a+")), "constraint.regex"),
-    (generate(logprobs=generate_pb2.LogprobOptions(enabled=True)), "logprobs"),
+    (generate(logprobs=generate_pb2.LogprobOptions(prompt=True)), "logprobs.prompt"),
 ]

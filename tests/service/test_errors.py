@@ -23,7 +23,6 @@ from tests.service.bad_requests import (
     embed,
     generate,
     packed,
-    sampling,
     score,
 )
 from tests.service.conftest import SETTINGS, Stack, failure_of
@@ -179,11 +178,6 @@ async def test_fields_not_served_yet_are_refused_by_name(stack: Stack, request_,
     failure = await failure_of(stack.generate.Generate(request_))
     assert (failure.code, failure.reason) == (Code.UNIMPLEMENTED, "NOT_IMPLEMENTED")
     assert field in failure.message
-
-
-async def test_neutral_values_of_fields_not_served_yet_are_accepted(stack: Stack):
-    request = sampling(repetition_penalty=1, frequency_penalty=0, presence_penalty=0)
-    assert (await stack.generate.Generate(request)).completions[0].text == "ok"
 
 
 async def test_methods_not_served_yet(stack: Stack):
