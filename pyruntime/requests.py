@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from pyruntime.errors import ComputeFault, PyruntimeError
+from pyruntime.errors import ComputeFault, InvalidField, PyruntimeError
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.scheduler.sequence import Sequence
 from pyruntime.types import (
@@ -28,6 +28,9 @@ from pyruntime.types import (
     Task,
     TokenEvent,
 )
+
+# The query stands before every item in the host's bookkeeping, though it is computed once: 8 bytes a token.
+MAX_SCORE_TOKENS = 2**23
 
 
 class Outbox:
@@ -163,6 +166,10 @@ class ScoreJob(BatchJob):
     """Items behind a common prefix fork from one sequence that computes the prefix once."""
 
     def __init__(self, request: ScoreRequest) -> None:
+        total = sum(len(request.prefix) + len(item) for item in request.items)
+        if total > MAX_SCORE_TOKENS:
+            problem = f"with the query before each they are {total} tokens; allowed: at most {MAX_SCORE_TOKENS}"
+            raise InvalidField("items", problem)
         shared = len(request.items) > 1 and len(request.prefix) > 0
         prefix = Sequence(Task.SCORE, list(request.prefix), request, -1, request.priority, is_prefix=True)
         items = [

@@ -220,6 +220,12 @@ async def test_what_cannot_fit_is_refused_before_any_work(engine, model):
     assert model.batches == []
 
 
+async def test_a_score_whose_bookkeeping_would_be_huge_is_refused(engine, model):
+    with pytest.raises(InvalidField, match="items: with the query before each they are 8400000 tokens"):
+        await engine.score(ScoreRequest([1] * 4199, [[2]] * 2000, [0], True))
+    assert model.batches == []
+
+
 async def test_close_ends_open_requests(model):
     engine = Engine(INFO, Scheduler(BlockPool(64, 4), 64, 32), model, model, model)
     model.hold = True
