@@ -56,7 +56,10 @@ inline void check_shape(const Tensor& t, const char* name, std::initializer_list
   require(false, name, ": expected shape [", wanted.str(), "], got ", describe(t));
 }
 
-inline void check_cpu(const Tensor& t, const char* name) { require(t.is_cpu(), name, ": expected a CPU tensor"); }
+inline void check_cpu(const Tensor& t, const char* name) {
+  require(t.defined(), name, ": expected a tensor, got None");
+  require(t.is_cpu(), name, ": expected a CPU tensor");
+}
 
 // An index or parameter array: dense, on the CPU, of one dtype.
 inline void check_array(const Tensor& t, const char* name, ScalarType dtype, std::initializer_list<int64_t> shape) {

@@ -1,9 +1,11 @@
 // packed_attention and paged_attention: checks, tiles, threads.
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "../checks.h"
 #include "dispatch.h"
+#include "scalars.h"
 
 namespace pyruntime {
 namespace {
@@ -30,8 +32,6 @@ void check_queries(const Tensor& q, const Tensor& k, const Tensor& v, int64_t ke
 AttentionArgs common(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out, int64_t key_heads_at, bool causal,
                      double scale, int64_t window_left, int64_t window_right, double softcap,
                      const std::optional<Tensor>& sinks) {
-  require(scale == scale, "scale: must be a number");
-  require(softcap >= 0.0, "softcap: must be 0 (off) or positive, got ", softcap);
   require(window_left >= -1, "window_left: must be -1 (unlimited) or more, got ", window_left);
   require(window_right >= -1, "window_right: must be -1 (unlimited) or more, got ", window_right);
   AttentionArgs a{};
@@ -46,8 +46,10 @@ AttentionArgs common(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& 
   a.q_heads = q.size(1), a.kv_heads = k.size(key_heads_at);
   a.key_width = q.size(2), a.value_width = v.size(key_heads_at + 1);
   a.causal = causal;
-  a.scale = static_cast<float>(scale), a.softcap = static_cast<float>(softcap);
-  a.window_left = window_left, a.window_right = window_right;
+  a.scale = check_scale(scale), a.softcap = check_softcap(softcap);
+  // No sequence is longer, and positions can be added to it.
+  constexpr int64_t kFurthest = std::numeric_limits<int32_t>::max();
+  a.window_left = std::min(window_left, kFurthest), a.window_right = std::min(window_right, kFurthest);
   if (sinks.has_value()) {
     check_array(*sinks, "sinks", ScalarType::Float, {a.q_heads});
     a.sinks = sinks->const_data_ptr<float>();

@@ -134,8 +134,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample(
   set_bias(a, rows, bias_ids, bias_values, bias_starts);
   set_bitmask(a, rows, bitmask);
   check_ranges(a, rows);
-  require(top_logprobs >= -1 && top_logprobs <= a.vocabulary, "top_logprobs: expected -1 to ", a.vocabulary, ", got ",
-          top_logprobs);
+  const int64_t most = std::min(a.vocabulary, shared::kMaxTopLogprobs);
+  require(top_logprobs >= -1 && top_logprobs <= most, "top_logprobs: expected -1 to ", most, ", got ", top_logprobs);
   a.top_logprobs = top_logprobs;
   const int64_t listed = std::max<int64_t>(top_logprobs, 0);
   Tensor ids = empty_cpu({rows}, ScalarType::Long), top_ids = empty_cpu({rows, listed}, ScalarType::Long);

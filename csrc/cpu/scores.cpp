@@ -6,17 +6,14 @@
 #include "../checks.h"
 #include "dispatch.h"
 #include "linear.h"
+#include "scalars.h"
 
 namespace pyruntime {
 namespace {
 
 // What turns a raw product into a logit: softcap * tanh(scale * raw / softcap), softcap 0: off.
 struct Shaping {
-  Shaping(double softcap_in, double scale_in)
-      : softcap(static_cast<float>(softcap_in)), scale(static_cast<float>(scale_in)) {
-    require(softcap_in >= 0.0 && std::isfinite(softcap_in), "softcap: must be 0 (off) or positive, got ", softcap_in);
-    require(std::isfinite(scale_in), "scale: must be finite, got ", scale_in);
-  }
+  Shaping(double softcap_in, double scale_in) : softcap(check_softcap(softcap_in)), scale(check_scale(scale_in)) {}
   float operator()(float raw) const {
     const float scaled = raw * scale;
     return softcap == 0.0f ? scaled : std::tanh(scaled / softcap) * softcap;
@@ -79,11 +76,15 @@ Tensor label_logits(const Tensor rows, const Tensor weight, const std::optional<
 void soften(float* values, int64_t count, const Shaping& shape, float temperature) {
   float top = -std::numeric_limits<float>::infinity();
   for (int64_t i = 0; i < count; ++i) {
-    values[i] = shape(values[i]) / temperature;
+    values[i] = shape(values[i]);
     top = std::max(top, values[i]);
   }
   double total = 0;
-  for (int64_t i = 0; i < count; ++i) total += values[i] = std::exp(values[i] - top);
+  for (int64_t i = 0; i < count; ++i) {
+    // Below the maximum first: a quotient of a tiny temperature would overflow. In double no difference does either.
+    const double below = (static_cast<double>(values[i]) - top) / temperature;
+    total += values[i] = std::exp(static_cast<float>(below));
+  }
   for (int64_t i = 0; i < count; ++i) values[i] = static_cast<float>(values[i] / total);
 }
 

@@ -42,7 +42,7 @@ template <class T>
 __global__ void __launch_bounds__(kPoolThreads) pool_kernel(const T* __restrict__ hidden, const PoolArguments a) {
   constexpr int N = kVector<T>;
   __shared__ float partial[kPoolThreads * N];
-  __shared__ float scratch[kPoolThreads / kWarp];
+  __shared__ double scratch[kPoolThreads / kWarp];
   const int64_t sequence = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x);
   float* target = a.out + sequence * a.width;
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kPoolThreads) pool_kernel(const T* __restrict_
   while (across < kPoolThreads && across * N < a.width) across *= 2;
   const int down = kPoolThreads / across, column = thread % across, step = thread / across;
   const float share = 1.0f / static_cast<float>(last - first);
-  float squares = 0.0f;
+  double squares = 0.0;  // the squares of large float32 values are not float32 values
   for (int64_t begin = 0; begin < a.width; begin += int64_t{across} * N) {
     const int64_t c = begin + int64_t{column} * N;
     float sums[N] = {};
@@ -79,16 +79,16 @@ __global__ void __launch_bounds__(kPoolThreads) pool_kernel(const T* __restrict_
       float sum = 0.0f;
       for (int s = 0; s < down; ++s) sum += partial[j % N * kPoolThreads + s * across + j / N];
       const float value = sum * share;
-      squares += value * value;
+      squares += static_cast<double>(value) * static_cast<double>(value);
       target[at] = value;
     }
     __syncthreads();
   }
   if (!a.normalize[sequence]) return;
-  const float norm = sqrtf(block_sum(squares, scratch));
-  const float bound = norm < 1e-12f ? 1e-12f : norm;
+  const double norm = sqrt(block_sum(squares, scratch));
+  const double bound = norm < 1e-12 ? 1e-12 : norm;
   // block_sum's barriers order the writes of other threads before these reads.
-  for (int64_t c = thread; c < kept; c += kPoolThreads) target[c] /= bound;
+  for (int64_t c = thread; c < kept; c += kPoolThreads) target[c] = static_cast<float>(target[c] / bound);
 }
 
 }  // namespace pyruntime::cuda

@@ -1,8 +1,7 @@
 // The checks of x [R, H], weight [V, H] and bias [V], and the kernels' arguments from them.
 #pragma once
 
-#include <cmath>
-
+#include "../cpu/scalars.h"
 #include "launch.h"
 #include "product.cuh"
 
@@ -32,8 +31,8 @@ inline void check_product(const Tensor& x, const char* x_name, const Tensor& wei
           describe(weight));
   require(x.size(1) >= 1, x_name, ": rows must be at least one wide, got ", describe(x));
   check_shape(weight, "weight", {-1, x.size(1)});
-  require(softcap >= 0.0 && std::isfinite(softcap), "softcap: must be 0 (off) or positive, got ", softcap);
-  require(std::isfinite(scale), "scale: must be finite, got ", scale);
+  check_softcap(softcap);
+  check_scale(scale);
   if (!bias.has_value()) return;
   check_beside(*bias, "bias", x, x_name);
   check_shape(*bias, "bias", {weight.size(0)});

@@ -30,7 +30,7 @@ __device__ __forceinline__ float label_logit(const ProductArguments<T>& a, int64
 }
 
 // Grid: one block a row. Without `temperature` the plain logits; with it the softmax of logit / temperature over the
-// row's labels.
+// row's labels. The largest logit is taken off before the division, which overflows at tiny temperatures otherwise.
 template <class T>
 __global__ void __launch_bounds__(kLabelThreads)
     label_kernel(const ProductArguments<T> a, const LabelArguments l, const float* __restrict__ temperature) {
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kLabelThreads)
   const float t = temperature == nullptr ? 1.0f : temperature[row];
   for (int64_t i = begin + warp; i < end; i += kLabelThreads / kWarp) {
     float y = label_logit(a, row, l.ids[i]);
-    if (temperature != nullptr) y = t > 0.0f ? shape(a, y) / t : not_a_number();
+    if (temperature != nullptr) y = t > 0.0f && t < infinity() ? shape(a, y) : not_a_number();
     if (threadIdx.x % kWarp == 0) l.out[i] = y;
   }
   if (temperature == nullptr) return;
@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(kLabelThreads)
   top = block_max(top, scratch);
   float sum = 0.0f;
   for (int64_t i = begin + threadIdx.x; i < end; i += kLabelThreads) {
-    const float e = expf(l.out[i] - top);
+    // In double: neither the difference nor the quotient leaves its range.
+    const float e = expf(static_cast<float>((static_cast<double>(l.out[i]) - static_cast<double>(top)) / t));
     l.out[i] = e;
     sum += e;
   }
@@ -109,15 +110,18 @@ __global__ void __launch_bounds__(kLabelThreads)
     }
   }
   total = block_sum(total, totals);
-  const float whole = top == -infinity() ? top : static_cast<float>(static_cast<double>(top) + log(total));
+  // The sum over the row is e^top * e^log_sum. Apart, they keep what one float32 loses beside a large maximum.
+  const double log_sum = top == -infinity() ? 0.0 : log(total);
   if (answer == Answer::kLogSumExp) {
-    if (threadIdx.x == 0) l.out[row] = whole;
+    if (threadIdx.x == 0) l.out[row] = static_cast<float>(static_cast<double>(top) + log_sum);
     return;
   }
   int64_t begin, end;
   labels_of(l, row, begin, end);
   for (int64_t i = begin + threadIdx.x / kWarp; i < end; i += kLabelThreads / kWarp) {
-    const float y = shape(a, label_logit(a, row, l.ids[i])) - whole;
+    const float above = shape(a, label_logit(a, row, l.ids[i])) - top;
+    float y = static_cast<float>(static_cast<double>(above) - log_sum);
+    y = y > 0.0f ? 0.0f : y;  // rounding alone can lift it above; NaN stays
     if (threadIdx.x % kWarp == 0) l.out[i] = answer == Answer::kProbabilities ? expf(y) : y;
   }
 }

@@ -25,6 +25,7 @@
 namespace pyruntime::shared {
 
 constexpr int64_t kMaxVocabulary = (int64_t{1} << 20) - 1;
+constexpr int64_t kMaxTopLogprobs = 1024;
 constexpr float kWeightScale = 17592186044416.0f;  // 2^44
 
 // Logit of a token that the sequence has seen; `generated` counts it among the generated tokens alone (0: prompt only).

@@ -3,8 +3,9 @@
 Both: softmax over the visible keys of ``softcap(scale * q·k)`` times v, in float32, blocked over keys; query head h
 reads key head ``h // (Hq // Hk)``. ``softcap`` c > 0 makes a score s into ``c * tanh(s / c)``. ``sinks`` float32
 ``[Hq]`` add ``exp(sinks[h])`` to the softmax's denominator. q, k, v share one dtype of float32, bfloat16, float16; any
-strides with a dense last dimension, at most 64 query heads a key head. A row that sees no key
-answers zero. Bad shapes, dtypes or indexes raise ``RuntimeError``.
+strides with a dense last dimension, at most 64 query heads a key head. scale is 0 or of
+float32's normal range, softcap 0 or 1e-30 to 1e30. A row that sees no key answers zero. Keys and values that a row does
+not see do not matter to it, NaN included. Bad shapes, dtypes, scalars or indexes raise ``RuntimeError``.
 A row's answer is bit-identical in any batch, in any chunking of its prompt, and for any page size.
 """
 

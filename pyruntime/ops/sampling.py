@@ -56,7 +56,10 @@ def sample(
     smallest set of highest probability whose mass is ≥ p; min_p those of at least min_p times the highest probability.
     Equal probabilities are taken by lower id. Masses are exact sums of integers, so the token is the same on CPU and
     CUDA for the same float32 logits, and does not depend on its neighbours or on the number of threads. Tokens less
-    probable than 2^-44 of the most probable one are never drawn. Bad arguments raise ``RuntimeError``.
+    probable than 2^-44 of the most probable one are never drawn.
+
+    Bad shapes and dtypes raise ``RuntimeError``. On the CPU bad values (a temperature below 0, …) do too; on CUDA,
+    where nothing is read back to check them, a row of bad parameters answers -1 instead, with NaN logprobs.
     """
     ids: torch.Tensor = torch.ops.pyruntime.sample(
         logits, temperature, top_k, top_p, min_p, seeds, positions, indices, repetition=repetition,
@@ -81,8 +84,8 @@ def sample_with_logprobs(
 ) -> Sampled:
     """``sample`` and logprobs of the raw distribution (before penalties, bias, mask, temperature and filters).
 
-    ``top`` in 0..V: how many of the most probable tokens to list, most probable first, ties by lower id. A row without
-    an answer (id -1) has NaN logprobs and top_ids -1. ``extras``: the keywords of ``sample``.
+    ``top`` in 0..min(V, 1024): how many of the most probable tokens to list, most probable first, ties by lower id. A
+    row without an answer (id -1) has NaN logprobs and top_ids -1. ``extras``: the keywords of ``sample``.
     """
     answers = torch.ops.pyruntime.sample(
         logits, temperature, top_k, top_p, min_p, seeds, positions, indices, **extras, top_logprobs=top

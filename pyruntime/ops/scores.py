@@ -3,7 +3,8 @@
 rows ``[R, H]`` and weight ``[V, H]`` share one dtype of float32, bfloat16, float16; bias ``[V]`` of any of these, or
 None. label_ids int64 ``[N]``, those of row r at ``label_starts[r]:label_starts[r+1]`` (int32 ``[R+1]``). A raw product
 is ``rows·weight + bias``; a logit is ``scale * raw``, then ``softcap * tanh(logit / softcap)`` where softcap > 0.
-Sums are float32. A row's result does not depend on the rows beside it. Bad arguments raise ``RuntimeError``.
+scale is 0 or of float32's normal range, softcap 0 or 1e-30 to 1e30. Sums are float32. A row's result does not depend on
+the rows beside it. Bad arguments raise ``RuntimeError``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def logsumexp(
     softcap: float = 0.0,
     scale: float = 1.0,
 ) -> torch.Tensor:
-    """log Σ_v exp(logit_v) → float32 ``[R]``, by tiles of the vocabulary."""
+    """log Σ_v exp(logit_v) → float32 ``[R]``, by tiles of the vocabulary.
+
+    A row with a logit of NaN or +inf answers NaN; -inf adds nothing, and a row of -inf alone answers -inf.
+    """
     out: torch.Tensor = torch.ops.pyruntime.logsumexp(rows, weight, bias, softcap, scale)
     return out
 

@@ -58,6 +58,18 @@ def test_zero_vector_stays_zero(emulation: Emulation) -> None:
     assert (calls.pool(emulation, torch.zeros(4, 40), starts, kinds, dimensions, normalize) == 0).all()
 
 
+@pytest.mark.parametrize("size", [1e-10, 1e20, 1e30, 1e38])
+def test_vectors_of_any_size_become_unit_vectors(emulation: Emulation, size: float) -> None:
+    starts, kinds = torch.tensor([0, 2, 4]).int(), torch.tensor([0, 2]).int()
+    hidden = (torch.rand(4, 700) * 0.5 + 0.5) * size
+    hidden[:, 1::2] *= -1
+    got = calls.pool(emulation, hidden, starts, kinds, torch.tensor([700, 9]).int(), torch.ones(2) > 0)
+    assert (got.double().norm(dim=1) - 1).abs().max() < 1e-6
+    want = torch.stack([hidden[1], hidden[2:].double().mean(0)]).double()
+    want[1, 9:] = 0
+    assert (got - want / want.norm(dim=1, keepdim=True)).abs().max() < 1e-6
+
+
 def test_wrong_arguments_answer_nan_alone(emulation: Emulation) -> None:
     starts = torch.tensor([0, 2, 2, 4, 6, 8, 10, 99]).int()
     kinds = torch.tensor([2, 2, 7, 0, 3, 3, 0]).int()

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pyruntime.ops import reference
+from pyruntime.ops import reference, scores
 from tests.emulation import calls
 from tests.emulation.harness import RANDOM, REVERSE, Emulation
 
@@ -94,3 +94,42 @@ def test_label_outside_the_matrix_answers_nan_and_reads_nothing(emulation: Emula
     assert calls.labels(emulation, x, w, None, ids, starts).isnan().tolist() == [False, True, True, False]
     temperature = torch.tensor([1.0, 0.0])
     assert calls.labels(emulation, x, w, None, ids, starts, temperature).isnan().all()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_large_logits_keep_their_fractions(emulation: Emulation, sign: float) -> None:
+    # Every product and sum is exact in float32, so all that differs from the CPU's answer is rounding of the answer.
+    x, w = torch.tensor([[sign * 1e4], [sign * 8192.0]]), torch.ones(333, 1)
+    b = torch.randint(0, 64, (333,)) / 8.0
+    b[5] = 8.0  # among the likeliest
+    tokens = torch.tensor([5, 300])
+    ids, starts = torch.tensor([5, 7, 300, 332, 1]), torch.tensor([0, 3, 5]).int()
+    got = calls.stream(emulation, x, w, b, tokens)
+    assert (got - scores.token_logprobs(x, w, b, tokens)).abs().max() < 1e-6
+    assert (got - reference.token_logprobs(x, w, b, tokens)).abs().max() < 1e-6
+    got = calls.stream(emulation, x, w, b, ids, starts)
+    assert (got - scores.label_probabilities(x, w, b, ids, starts)).abs().max() < 1e-6
+    assert (got - reference.label_probabilities(x, w, b, ids, starts)).abs().max() < 1e-6
+
+
+def test_logprobs_are_never_above_zero(emulation: Emulation) -> None:
+    # The label's logit and the maximum sum the same products in two orders, and one label holds all the weight.
+    x = torch.randn(64, 512)
+    w = torch.cat([x, torch.zeros(1, 512)]) * 20
+    tokens = torch.arange(64)
+    assert calls.stream(emulation, x, w, None, tokens).max() <= 0.0
+    assert calls.stream(emulation, x, w, None, tokens, torch.arange(65).int()).max() <= 1.0
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1e-45, 1e-4])
+def test_tiny_temperatures_are_one_hot(emulation: Emulation, temperature: float) -> None:
+    x, w = torch.tensor([[1e4], [-1e4], [3.0]]), torch.tensor([[1.0], [-1.0], [1.5], [-2.0]])
+    starts, heat = torch.tensor([0, 4, 8, 12]).int(), torch.full((3,), temperature)
+    got = calls.labels(emulation, x, w, None, torch.arange(4).repeat(3), starts, heat).view(3, 4)
+    assert got.tolist() == [[0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
+    wide = torch.tensor([[3e38], [-3e38], [0.0]])
+    got = calls.labels(emulation, wide, w[:2], None, torch.tensor([0, 1] * 3), starts // 2, torch.full((3,), 3e38))
+    want = torch.tensor([1 / (1 + math.exp(-2)), 1 / (1 + math.exp(2)), 0.5])
+    assert torch.allclose(got.view(3, 2)[:, 0], want, atol=1e-6)
+    heat[:] = torch.inf  # the launchers cannot see it; the CPU refuses it
+    assert calls.labels(emulation, x, w, None, torch.arange(4).repeat(3), starts, heat).isnan().all()

@@ -91,6 +91,12 @@ def test_bad_arguments_raise() -> None:
         scores.label_logits(rows, weight.half(), None, ids, bounds)
     with pytest.raises(RuntimeError, match="weight: expected shape"):
         scores.logsumexp(rows, weight[:, :7])
+    for bad in (1e-31, 1e31, 1e39, -1.0):
+        with pytest.raises(RuntimeError, match="softcap: must be 0"):
+            scores.logsumexp(rows, weight, softcap=bad)
+    for bad in (1e39, 1e-39, float("nan")):
+        with pytest.raises(RuntimeError, match="scale: must be finite"):
+            scores.logsumexp(rows, weight, scale=bad)
     with pytest.raises(RuntimeError, match="the last dimension must be contiguous"):
         scores.logsumexp(rows.T.contiguous().T, weight)
     with pytest.raises(RuntimeError, match="top_logprobs: expected -1 to 70"):

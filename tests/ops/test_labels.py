@@ -90,6 +90,18 @@ def test_extreme_logits() -> None:
     assert single.tolist() == [1.0]
 
 
+@pytest.mark.parametrize("temperature", [1e-38, 1e-30, 3e38])
+def test_extreme_temperatures(temperature: float) -> None:
+    weight = torch.tensor([[30.0], [10.0], [29.99], [-4e37]])
+    got = scores.label_scores(
+        torch.ones(1, 1), weight, None, torch.arange(4), torch.tensor([0, 4]).int(), torch.tensor([temperature])
+    )
+    if temperature < 1:
+        assert got.tolist() == [1, 0, 0, 0]
+    else:
+        assert torch.allclose(got, torch.softmax(weight[:, 0].double() / temperature, 0).float())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -100,7 +112,12 @@ def test_extreme_logits() -> None:
         ({"temperature": torch.zeros(1)}, "temperature: entry 0"),
         ({"temperature": torch.ones(2)}, "temperature: expected shape"),
         ({"softcap": -1.0}, "softcap"),
-        ({"scale": math.inf}, "scale"),
+        ({"softcap": 1e39}, "softcap: must be"),
+        ({"softcap": 1e-40}, "softcap: must be"),
+        ({"scale": math.inf}, "scale: must be"),
+        ({"scale": 1e39}, "scale: must be"),
+        ({"scale": 1e308}, "scale: must be"),
+        ({"scale": -1e-40}, "scale: must be"),
         ({"weight": torch.randn(10, 7)}, "weight: expected shape"),
     ],
 )

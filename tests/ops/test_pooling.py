@@ -40,6 +40,31 @@ def test_sizes_from_one_row_to_many(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_mean_of_a_long_sequence_is_as_exact_as_float32(dtype: torch.dtype) -> None:
+    length, width = 70_000, 280  # wide and single vectors of columns, and a rest
+    hidden = (torch.randn(length + 5, width) + torch.linspace(-9, 9, width)).to(dtype)
+    hidden[:, ::7] = torch.linspace(0.1, 3.3, width)[::7].to(dtype)  # constant: every rounding goes the same way
+    hidden[-6, 1] = torch.inf
+    kinds, dimensions = torch.full((2,), 2).int(), torch.full((2,), width).int()
+    arguments = (torch.tensor([0, 5, length + 5]).int(), kinds, dimensions, torch.zeros(2, dtype=torch.bool))
+    got, want = pooling.pool(hidden, *arguments).double(), reference.pool(hidden, *arguments)
+    assert got[1, 1] == torch.inf
+    got[1, 1] = want[1, 1] = 0
+    # Columns whose mean is near 0 lose digits by cancellation in any arithmetic.
+    assert ((got - want).abs() <= 1e-6 * want.abs().clamp(min=0.5)).all()
+
+
+@pytest.mark.parametrize("size", [1e-10, 1.0, 1e20, 3e38])
+def test_normalised_vectors_of_any_magnitude_have_length_one(size: float) -> None:
+    hidden = (torch.rand(3, 100, dtype=torch.float64) * size).float()
+    starts, kinds, dimensions, _ = batch([1, 1, 1], 100)
+    got = pooling.pool(hidden, starts, kinds, dimensions, torch.ones(3, dtype=torch.bool)).double()
+    for row, width in enumerate(dimensions.tolist()):
+        want = hidden[row, :width].double()
+        assert (got[row, :width] - want / want.norm()).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_given_rows_beside_the_other_kinds(dtype: torch.dtype) -> None:
     starts, kinds, dimensions, normalize = batch([5, 1, 9, 4, 7, 3, 2], 300)
     kinds = (torch.arange(7) % 4).int()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -66,8 +68,9 @@ def test_penalties_bias_and_mask_come_first_in_order(vocabulary: int, dtype: tor
     assert torch.equal(logits, before)
 
 
-@pytest.mark.parametrize("top", [0, 1, 5, 20])
-@pytest.mark.parametrize("vocabulary", [20, 99, 32_000, 262_144])
+@pytest.mark.parametrize(
+    ("vocabulary", "top"), [*itertools.product([20, 99, 32_000, 262_144], [0, 1, 5, 20]), (262_144, 1024)]
+)
 def test_logprobs_are_of_the_raw_distribution(vocabulary: int, top: int) -> None:
     logits = torch.randn(3, vocabulary) * 4
     logits[1] = logits[1].round()  # ties
@@ -134,6 +137,8 @@ def test_bad_extras_raise(extras: dict, message: str) -> None:
 def test_bad_sizes_raise() -> None:
     with pytest.raises(RuntimeError, match="top_logprobs"):
         sampling.sample_with_logprobs(torch.randn(2, 9), *parameters(2, (1.0, 0, 1.0, 0.0)), top=10)
+    with pytest.raises(RuntimeError, match="top_logprobs: expected -1 to 1024, got 1025"):
+        sampling.sample_with_logprobs(torch.randn(2, 2000), *parameters(2, (1.0, 0, 1.0, 0.0)), top=1025)
     with pytest.raises(RuntimeError, match="columns"):
         sampling.sample(torch.empty(1, 1 << 20), *parameters(1, (1.0, 0, 1.0, 0.0)))
     with pytest.raises(RuntimeError, match="seeds: expected shape"):

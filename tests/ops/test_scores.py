@@ -76,6 +76,27 @@ def test_extreme_logits() -> None:
     assert scores.logsumexp(torch.tensor([[torch.nan], [1.0]]), torch.ones(40, 1)).isnan().tolist() == [True, False]
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("columns", [1, 40, 5000])
+def test_rows_of_bad_logits_answer_nan(columns: int, bad: float) -> None:
+    for column in {0, columns // 2, columns - 1}:
+        weight = torch.randn(columns, 1)
+        weight[column] = bad
+        for options in ({}, {"softcap": 2.0}):
+            got = scores.logsumexp(torch.tensor([[1.0], [2.0], [3.0]]), weight, **options)
+            assert (got.isfinite() if bad == torch.inf and options else got.isnan()).all()
+    # Beside nothing but -inf, in each lane.
+    for column in range(0, columns, 7):
+        weight = torch.full((columns, 1), -torch.inf)
+        weight[column] = bad
+        assert scores.logsumexp(torch.ones(1, 1), weight).isnan().all()
+    # Every logit of the first row alone.
+    rows = torch.tensor([[torch.nan], [1.0]])
+    assert scores.logsumexp(rows, torch.ones(columns, 1)).isnan().tolist() == [True, False]
+    logprobs = scores.token_logprobs(rows, torch.ones(columns, 1), None, torch.zeros(2).long())
+    assert logprobs.isnan().tolist() == [True, False]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -97,7 +118,12 @@ def test_bad_labels_raise(change: dict, message: str) -> None:
 def test_bad_products_raise() -> None:
     with pytest.raises(RuntimeError, match="w: expected shape"):
         linear.linear_rows(torch.randn(2, 8), torch.randn(4, 9))
-    with pytest.raises(RuntimeError, match="softcap"):
-        scores.logsumexp(torch.randn(2, 8), torch.randn(4, 8), softcap=-1.0)
+    with pytest.raises(RuntimeError, match="x: expected a tensor, got None"):
+        linear.linear_rows(None, torch.randn(4, 9))
+    with pytest.raises(RuntimeError, match="w: expected a tensor, got None"):
+        linear.linear_rows(torch.randn(2, 8), None)
+    for value in (-1.0, torch.inf, torch.nan, 1e39, 1e308, 1e-40):
+        with pytest.raises(RuntimeError, match="softcap: must be"):
+            scores.logsumexp(torch.randn(2, 8), torch.randn(4, 8), softcap=value)
     with pytest.raises(RuntimeError, match="at least one row"):
         scores.logsumexp(torch.randn(2, 8), torch.randn(0, 8))

@@ -100,6 +100,26 @@ void add_all_values(const Buffers& b, const Values& values, int64_t rows, int64_
   for (; r < rows; ++r) value_rows<1>(b, values, r, keys, dv, correction + r);
 }
 
+// The weighted values of keys [block, end). The weight of a key that a row does not see is 0, and 0 * NaN is NaN: a
+// value that no row sees is left out, and where one that only some rows see is not finite each row takes its own alone.
+template <class Values>
+void add_visible_values(const Span& s, const Buffers& b, const Values& values, int64_t block, int64_t end,
+                        const float* correction) {
+  const int64_t dv = padded(s.a.value_width), rows = s.rows;
+  const auto inside = [&](int64_t key) { return largest(block, smallest(end, key)) - block; };
+  const int64_t begin = inside(s.low(0)), stop = inside(s.high(rows - 1));
+  const int64_t shared_begin = inside(s.low(rows - 1)), shared_stop = inside(s.high(0));
+  if (shared_stop <= shared_begin
+          ? all_finite(values, begin, stop, dv)
+          : all_finite(values, begin, shared_begin, dv) && all_finite(values, shared_stop, stop, dv)) {
+    return add_all_values(b.from_key(begin), values.from_key(begin), rows, stop - begin, dv, correction);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t first = inside(s.low(r)), last = inside(s.high(r));
+    value_rows<1>(b.from_key(first), values.from_key(first), r, last - first, dv, correction + r);
+  }
+}
+
 // The tile's rows against the keys of one split alone: maxima, sums and unnormalised values into b.part.
 template <class T>
 void attend(const Span& s, int64_t split, const Buffers& b) {
@@ -126,10 +146,10 @@ void attend(const Span& s, int64_t split, const Buffers& b) {
       fetch_ahead<T>(next.k, smallest(kKeys, s.last - end), a.key_width);
     }
     if (few) {
-      add_all_values(b, PlainValues<T>{keys.v}, rows, end - block, dv, correction);
+      add_visible_values(s, b, PlainValues<T>{keys.v}, block, end, correction);
     } else {
       widen_rows<T>(keys.v, end - block, b.v, a.value_width);
-      add_all_values(b, WideValues{b.v, dv}, rows, end - block, dv, correction);
+      add_visible_values(s, b, WideValues{b.v, dv}, block, end, correction);
     }
   }
 }

@@ -30,6 +30,13 @@ struct Buffers {
   float* scores;  // [kTileRows, kKeys]
   State part;     // of the split at hand
   State total;    // of the splits before
+
+  // The same, its scores counted from `key` of the block on.
+  Buffers from_key(int64_t key) const {
+    Buffers b = *this;
+    b.scores += key;
+    return b;
+  }
 };
 
 Buffers carve(const AttentionArgs& a, float* scratch) {
@@ -153,6 +160,7 @@ struct WideValues {
   const float* v;
   int64_t dv;
   Vec at(int64_t key, int64_t column) const { return load_as<Vec>(v + key * dv + column); }
+  WideValues from_key(int64_t key) const { return {v + key * dv, dv}; }
 };
 template <class T>
 struct PlainValues {
@@ -161,7 +169,23 @@ struct PlainValues {
     using Part = std::conditional_t<sizeof(typename T::Element) == 4, Vec, HalfWords>;
     return widen(load_as<Part>(v[key] + column), T{});
   }
+  PlainValues from_key(int64_t key) const { return {v + key}; }
 };
+
+// values.at(key, ·) are finite for the keys [begin, end).
+template <class Values>
+bool all_finite(const Values& values, int64_t begin, int64_t end, int64_t dv) {
+  Vec probes[4] = {};
+  for (int64_t key = begin; key < end; ++key) {
+    int64_t column = 0;
+    for (; column + 4 * kLanes <= dv; column += 4 * kLanes) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) probes[i] += values.at(key, column + i * kLanes) * 0.0f;
+    }
+    for (; column < dv; column += kLanes) probes[0] += values.at(key, column) * 0.0f;
+  }
+  return sum_of((probes[0] + probes[1]) + (probes[2] + probes[3])) == 0.0f;
+}
 
 // out[row + r, :] = correction[r] * out[row + r, :] + sum over keys of scores[row + r, key] * v[key, :]
 template <int R, int N, class Values>

@@ -21,7 +21,7 @@ PYRUNTIME_INLINE void fold_columns(const LogSumExpArgs& a, int64_t row, int64_t 
     const Vec before = load_as<Vec>(maxima + (row + r) * 16);
     const Vec sum = load_as<Vec>(sums + (row + r) * 16);
     // Sixteen running pairs a row, one a lane. The guard keeps exp(-inf - -inf) out.
-    const Vec top = maximum(before, y);
+    const Vec top = maximum_or_nan(y, before);
     const Vec safe = top == splat(-__builtin_huge_valf()) ? Vec{} : top;
     const Vec step = y - safe;
     Vec gained = exponential(step);
