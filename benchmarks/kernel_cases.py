@@ -1,4 +1,4 @@
-"""What ``kernels.py`` measures: each compiled op beside plain torch expressions of the same thing."""
+"""What ``kernel_bench.py`` measures: each compiled op beside plain torch expressions of the same thing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The compiled CPU ops against plain torch, eager and through torch.compile, in one run.
 
-    python benchmarks/kernels.py [--threads N] [--repeats N] [--no-compile] [--only TEXT] [--json FILE]
+    python benchmarks/kernel_bench.py [--threads N] [--repeats N] [--no-compile] [--only TEXT] [--json FILE]
 
 Prints a table and, last, one JSON line. Each figure is the fastest of several runs, the candidates taken in turn. The
 read bandwidth is that of the fastest torch reduction over a matrix that no cache holds. Run it on an idle machine.
