@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 
 import torch
 
@@ -75,14 +77,21 @@ def _run_packed(
     return [torch.cat(rows[sequence]) for sequence in sequences]
 
 
-@torch.inference_mode()
-def _run_eager(loaded: LoadedModel, texts: list[list[int]]) -> list[torch.Tensor]:
+@contextlib.contextmanager
+def _eager_attention(loaded: LoadedModel) -> Iterator[None]:
+    """transformers' own attention while the block runs, the packed one afterwards whatever happens."""
     packed_name = loaded.model.config._attn_implementation
     loaded.model.set_attn_implementation("eager")
     try:
-        return [loaded.body(input_ids=torch.tensor([ids], device=loaded.device)).last_hidden_state[0] for ids in texts]
+        yield
     finally:
         loaded.model.set_attn_implementation(packed_name)
+
+
+@torch.inference_mode()
+def _run_eager(loaded: LoadedModel, texts: list[list[int]]) -> list[torch.Tensor]:
+    with _eager_attention(loaded):
+        return [loaded.body(input_ids=torch.tensor([ids], device=loaded.device)).last_hidden_state[0] for ids in texts]
 
 
 @torch.inference_mode()
@@ -90,12 +99,8 @@ def _check_logits(loaded: LoadedModel, hidden: torch.Tensor, ids: list[int]) -> 
     """The output head's scale and softcap against the model's own logits."""
     if loaded.output_head is None:
         return
-    packed_name = loaded.model.config._attn_implementation
-    loaded.model.set_attn_implementation("eager")
-    try:
+    with _eager_attention(loaded):
         reference = loaded.model(input_ids=torch.tensor([ids], device=loaded.device)).logits[0, -1].float()
-    finally:
-        loaded.model.set_attn_implementation(packed_name)
     own = loaded.output_head.logits(hidden[-1:])[0].float()
     error = ((own - reference).norm() / reference.norm()).item()
     if not error <= (1e-3 if loaded.dtype is torch.float32 else 0.05):

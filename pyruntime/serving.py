@@ -75,15 +75,14 @@ def _check(loaded: LoadedModel, block_size: int) -> float:
     scheduler, num_blocks = check_scheduler(loaded, block_size)
     cache = None
     if loaded.is_causal:
-        shapes = {index: traits.shape for index, traits in loaded.layers.items()}
-        cache = KVCache(shapes, num_blocks, block_size, loaded.dtype, loaded.device)
+        cache = KVCache(loaded.cache_shapes, num_blocks, block_size, loaded.dtype, loaded.device)
     return self_check(ModelRunner(loaded, cache), scheduler, _builder(loaded, block_size))
 
 
 def _cache(loaded: LoadedModel, settings: Settings) -> KVCache | None:
     if not loaded.is_causal:
         return None
-    shapes = {index: traits.shape for index, traits in loaded.layers.items()}
+    shapes = loaded.cache_shapes
     size = settings.kv_block_size
     fitting = blocks_in_budget(shapes, size, loaded.dtype, settings.kv_cache_bytes)
     if fitting < 2:

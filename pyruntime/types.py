@@ -208,6 +208,11 @@ class SequenceRows:
     length: int
     reads: bool
 
+    @property
+    def last(self) -> int:
+        """The packed row of its last token, which a sampler or score head reads."""
+        return self.start + self.length - 1
+
 
 @dataclass(slots=True)
 class ForwardBatch:

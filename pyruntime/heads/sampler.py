@@ -24,7 +24,7 @@ class Sampler:
         reading = [rows for rows in batch.rows if rows.task is Task.GENERATE and rows.reads]
         if not reading:
             return GenerationBatchResult([])
-        last = hidden[torch.tensor([rows.start + rows.length - 1 for rows in reading], device=hidden.device)]
+        last = hidden[torch.tensor([rows.last for rows in reading], device=hidden.device)]
         logits = self._head.logits(last)
         sequences = [rows.sequence for rows in reading]
         arguments = sampling_rows.parameters(sequences, hidden.device) | sampling_rows.extras(sequences, hidden.device)

@@ -36,7 +36,7 @@ class ScoreHead:
         """``over_labels``: normalised over the labels, at the request's temperature; else over the vocabulary."""
         head, device = self._head, hidden.device
         requests = [rows.sequence.payload for rows in chosen]
-        last = hidden[torch.tensor([rows.start + rows.length - 1 for rows in chosen], device=device)]
+        last = hidden[torch.tensor([rows.last for rows in chosen], device=device)]
         counts = [len(request.label_ids) for request in requests]
         ids = torch.tensor([label for request in requests for label in request.label_ids], device=device)
         starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)

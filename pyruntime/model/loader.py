@@ -15,6 +15,7 @@ from pyruntime.errors import ModelLoadError
 from pyruntime.model.attention import IMPLEMENTATION, AttentionContext, LayerTraits
 from pyruntime.model.few_rows import use_few_rows_linears
 from pyruntime.model.gguf import ensure_converted, is_gguf
+from pyruntime.model.kv_cache import LayerShape
 from pyruntime.model.output_head import OutputHead, output_head_of
 from pyruntime.types import ForwardBatch
 
@@ -51,6 +52,11 @@ class LoadedModel:
     @property
     def vocab_size(self) -> int:
         return int(self.body.get_input_embeddings().num_embeddings)
+
+    @property
+    def cache_shapes(self) -> dict[int, LayerShape]:
+        """Key/value geometry of each layer, as its cache needs it."""
+        return {index: traits.shape for index, traits in self.layers.items()}
 
     @property
     def max_positions(self) -> int:

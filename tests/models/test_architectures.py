@@ -79,8 +79,7 @@ def check(folder, dtype):
     scheduler, num_blocks = check_scheduler(loaded, block_size=16)
     cache = None
     if loaded.is_causal:
-        shapes = {index: traits.shape for index, traits in loaded.layers.items()}
-        cache = KVCache(shapes, num_blocks, 16, loaded.dtype, "cpu")
+        cache = KVCache(loaded.cache_shapes, num_blocks, 16, loaded.dtype, "cpu")
     builder = BatchBuilder(16 if loaded.is_causal else 0, "cpu", loaded.takes_token_types)
     return loaded, self_check(ModelRunner(loaded, cache), scheduler, builder)
 
