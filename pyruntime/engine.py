@@ -16,10 +16,15 @@ from typing import Any, Protocol
 
 from pyruntime.errors import ComputeFault, InvalidField, NotReady, Overloaded, PyruntimeError
 from pyruntime.gate import FairLock
-from pyruntime.requests import EmbedJob, GenerateJob, Job, Outbox, ScoreJob, TokenStream
+from pyruntime.jobs.base import Job
+from pyruntime.jobs.batch import ClassifyJob, EmbedJob, ScoreJob
+from pyruntime.jobs.generate import GenerateJob, TokenStream
+from pyruntime.jobs.outbox import Outbox
 from pyruntime.scheduler.plan import StepPlan
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.types import (
+    ClassifyRequest,
+    ClassifyResult,
     EmbedRequest,
     EmbedResult,
     ForwardBatch,
@@ -99,6 +104,10 @@ class Engine:
     async def score(self, request: ScoreRequest) -> tuple[list[ScoreResult], StepTiming]:
         """One result an item, in order. Cancelling the awaiting task stops the work."""
         return await self._answer(ScoreJob(request))
+
+    async def classify(self, request: ClassifyRequest) -> tuple[list[ClassifyResult], StepTiming]:
+        """One result an input, in order. Cancelling the awaiting task stops the work."""
+        return await self._answer(ClassifyJob(request))
 
     @property
     def num_open(self) -> int:

@@ -16,7 +16,8 @@ from pyruntime.heads.dispatch import Heads
 from pyruntime.model.kv_cache import KVCache, blocks_in_budget
 from pyruntime.model.loader import LoadedModel, load_model, resolve_folder
 from pyruntime.model.runner import ModelRunner
-from pyruntime.model.sentence import SentenceSettings, read_sentence_settings
+from pyruntime.model.sentence import read_sentence_settings
+from pyruntime.model_info import describe
 from pyruntime.registry import GenerationDefaults, ServedModel
 from pyruntime.scheduler.batch_builder import BatchBuilder
 from pyruntime.scheduler.blocks import BlockPool
@@ -24,7 +25,6 @@ from pyruntime.scheduler.prefix_cache import PrefixCache
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.self_check import check_scheduler, self_check
 from pyruntime.tokenization import Tokenizer
-from pyruntime.types import Capability, ModelInfo
 
 
 def load_served_model(name: str, path: str, settings: Settings, progress: Callable[[str], None]) -> ServedModel:
@@ -40,7 +40,7 @@ def load_served_model(name: str, path: str, settings: Settings, progress: Callab
         progress(f"{name}: comparing the packed forward with eager transformers")
         _check(loaded, settings.kv_block_size)
     cache = _cache(loaded, settings)
-    info = _info(name, loaded, sentence, cache)
+    info = describe(name, loaded, sentence, cache)
     blocks = BlockPool(cache.num_blocks, cache.block_size) if cache is not None else None
     engine = Engine(
         info,
@@ -53,7 +53,7 @@ def load_served_model(name: str, path: str, settings: Settings, progress: Callab
         ),
         _builder(loaded, settings.kv_block_size),
         ModelRunner(loaded, cache),
-        Heads(loaded.output_head),
+        Heads(loaded, sentence),
         max_queue_requests=settings.max_queue_requests,
         compute_gate=device_gate(settings.device),
     )
@@ -89,33 +89,6 @@ def _cache(loaded: LoadedModel, settings: Settings) -> KVCache | None:
         problem = f"holds {fitting} blocks of {size} tokens; 2 are needed"
         raise ModelLoadError(f"kv_cache_bytes {settings.kv_cache_bytes} {problem}")
     return KVCache(shapes, fitting, size, loaded.dtype, loaded.device)
-
-
-def _info(name: str, loaded: LoadedModel, sentence: SentenceSettings, cache: KVCache | None) -> ModelInfo:
-    limits = [loaded.max_positions]
-    capabilities = {Capability.EMBED}
-    if sentence.max_tokens:
-        limits.append(sentence.max_tokens)
-    if cache is not None:
-        # One block is kept back: a sequence that forks from a shared prefix copies its last block.
-        limits.append((cache.num_blocks - 1) * cache.block_size)
-    if loaded.output_head is not None:
-        capabilities |= {Capability.GENERATE, Capability.SCORE}
-    return ModelInfo(
-        name=name,
-        architecture=loaded.architecture,
-        dtype=str(loaded.dtype).removeprefix("torch."),
-        device=loaded.device,
-        capabilities=frozenset(capabilities),
-        context_length=min(limits),
-        vocab_size=loaded.vocab_size,
-        embedding_dimensions=loaded.hidden_size,
-        default_pooling=sentence.pooling,
-        normalize_default=sentence.normalize,
-        prompts=sentence.prompts,
-        default_prompt_name=sentence.default_prompt_name,
-        kv_cache_tokens=cache.num_blocks * cache.block_size if cache is not None else 0,
-    )
 
 
 def _generation_defaults(folder: Path, loaded: LoadedModel, tokenizer: Tokenizer) -> GenerationDefaults:

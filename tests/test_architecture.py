@@ -30,19 +30,31 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"ops"},
     "heads": {"ops", "model"},
     "scheduler": set(),
-    "requests": {"scheduler"},
-    "engine": {"scheduler", "requests", "gate"},
+    "jobs": {"scheduler"},
+    "engine": {"scheduler", "jobs", "gate"},
     "registry": {"engine", "tokenization"},
     "self_check": {"model", "scheduler"},
-    "serving": {"registry", "engine", "gate", "self_check", "tokenization", "scheduler", "model", "heads", "ops"},
-    "service": {"registry", "engine", "requests", "tokenization", "v1"},
+    "model_info": {"model"},
+    "serving": {
+        "model_info",
+        "registry",
+        "engine",
+        "gate",
+        "self_check",
+        "tokenization",
+        "scheduler",
+        "model",
+        "heads",
+        "ops",
+    },
+    "service": {"registry", "engine", "jobs", "tokenization", "v1"},
     "client": {"v1"},
     "server": {"service", "registry", "serving", "model", "engine", "tokenization"},
 }
 OPEN_TO_ALL = {"config", "errors", "types", ""}
 GRPC_ROOMS = {"service", "client", "server"}
 GRPC_MODULES = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "pyruntime.v1"}
-TORCH_FREE_ROOMS = {"service", "scheduler", "registry", "client", "config", "errors", "engine", "requests", "gate"}
+TORCH_FREE_ROOMS = {"service", "scheduler", "registry", "client", "config", "errors", "engine", "jobs", "gate"}
 MAY_SEE_TORCH = {"scheduler/batch_builder.py"}
 
 

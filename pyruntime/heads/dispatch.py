@@ -9,14 +9,16 @@ import torch
 from pyruntime.heads.pooler import Pooler
 from pyruntime.heads.sampler import Sampler
 from pyruntime.heads.score_head import ScoreHead
-from pyruntime.model.output_head import OutputHead
+from pyruntime.model.loader import LoadedModel
+from pyruntime.model.sentence import SentenceSettings
 from pyruntime.types import ForwardBatch, Task
 
 
 class Heads:
     """All heads of one model; an encoder has a pooler alone."""
 
-    def __init__(self, output_head: OutputHead | None) -> None:
+    def __init__(self, loaded: LoadedModel, sentence: SentenceSettings) -> None:
+        output_head = loaded.output_head
         self._pooler = Pooler()
         self._sampler = Sampler(output_head) if output_head is not None else None
         self._score_head = ScoreHead(output_head) if output_head is not None else None

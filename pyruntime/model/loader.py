@@ -9,20 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from pyruntime.errors import ModelLoadError
-from pyruntime.model.attention import IMPLEMENTATION, AttentionContext, LayerTraits
+from pyruntime.model.attention import AttentionContext, LayerTraits
 from pyruntime.model.few_rows import use_few_rows_linears
 from pyruntime.model.gguf import ensure_converted, is_gguf
 from pyruntime.model.kv_cache import LayerShape
 from pyruntime.model.output_head import OutputHead, output_head_of
+from pyruntime.model.weights import CAUSAL_SUFFIXES, load_weights
 from pyruntime.types import ForwardBatch
-
-CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
-PLAIN_SUFFIXES = ("Model", "ForMaskedLM", "ForPreTraining")
-# An encoder saved without the pooler that transformers would add, or with heads that embedding does not use.
-UNUSED_WEIGHTS = ("pooler.", "cls.", "lm_head.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,7 @@ def load_model(folder: Path, dtype: str, device: str, deterministic: bool = Fals
         raise ModelLoadError(f"{folder}: config.json: {error}") from error
     architecture = (config.architectures or ["unnamed"])[0]
     try:
-        model = _load_weights(folder, architecture, _torch_dtype(dtype, config, device))
+        model = load_weights(folder, architecture, _torch_dtype(dtype, config, device))
     except ModelLoadError:
         raise
     except Exception as error:
@@ -124,24 +120,6 @@ def load_model(folder: Path, dtype: str, device: str, deterministic: bool = Fals
         position_offset=offset,
         takes_token_types=_takes_token_types(body),
     )
-
-
-def _load_weights(folder: Path, architecture: str, dtype: torch.dtype) -> Any:
-    if architecture.endswith(CAUSAL_SUFFIXES):
-        loader: Any = AutoModelForCausalLM
-    elif architecture.endswith(PLAIN_SUFFIXES):
-        loader = AutoModel
-    else:
-        served = [f"…{suffix}" for suffix in (*CAUSAL_SUFFIXES, *PLAIN_SUFFIXES)]
-        raise ModelLoadError(f"{folder}: architecture {architecture} is not served; served: {served}")
-    model, report = loader.from_pretrained(
-        folder, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True
-    )
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith(UNUSED_WEIGHTS))
-    mismatched = sorted(map(str, report.get("mismatched_keys") or []))
-    if missing or mismatched:
-        raise ModelLoadError(f"{folder}: the weights do not fit the config; missing {missing}, mismatched {mismatched}")
-    return model
 
 
 def _torch_dtype(name: str, config: Any, device: str) -> torch.dtype:

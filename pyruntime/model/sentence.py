@@ -34,6 +34,12 @@ class SentenceSettings:
     default_prompt_name: str | None = None
 
 
+def needs_masked_lm(folder: Path) -> bool:
+    """Whether the folder's modules read the masked-language-model head (SPLADE), so that it has to be loaded."""
+    modules = _read(folder / "modules.json") if (folder / "modules.json").is_file() else []
+    return any(module["type"].rsplit(".", 1)[-1] == "MLMTransformer" for module in modules)
+
+
 def read_sentence_settings(folder: Path, is_causal: bool) -> SentenceSettings:
     """Without sentence-transformers files: MEAN for encoders, LAST for decoders, normalised."""
     modules_file = folder / "modules.json"

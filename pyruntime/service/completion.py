@@ -10,7 +10,7 @@ from pyruntime.registry import ServedModel
 from pyruntime.types import FinishReason, TokenEvent
 
 if TYPE_CHECKING:
-    from pyruntime.requests import TokenStream
+    from pyruntime.jobs.generate import TokenStream
 
 
 @dataclass(frozen=True)

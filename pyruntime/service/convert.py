@@ -11,7 +11,7 @@ from google.protobuf import duration_pb2
 from pyruntime.config import Settings
 from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
-from pyruntime.types import Capability, PoolingType, StepTiming
+from pyruntime.types import Capability, EmbeddingKind, ExecutionPath, PoolingType, StepTiming
 from pyruntime.v1 import common_pb2, embed_pb2, model_pb2
 
 POOLING_OF = {
@@ -20,10 +20,14 @@ POOLING_OF = {
     embed_pb2.POOLING_MEAN: PoolingType.MEAN,
 }
 POOLING_PB = {pooling: number for number, pooling in POOLING_OF.items()}
-CAPABILITY_PB = {
-    Capability.GENERATE: model_pb2.CAPABILITY_GENERATE,
-    Capability.EMBED: model_pb2.CAPABILITY_EMBED,
-    Capability.SCORE: model_pb2.CAPABILITY_SCORE,
+CAPABILITY_PB: dict[Capability, Any] = {
+    each: model_pb2.Capability.Value(f"CAPABILITY_{each.value}") for each in Capability
+}
+KIND_PB: dict[EmbeddingKind, Any] = {
+    each: embed_pb2.EmbeddingKind.Value(f"EMBEDDING_KIND_{each.name}") for each in EmbeddingKind
+}
+PATH_PB: dict[ExecutionPath, Any] = {
+    each: model_pb2.ExecutionPath.Value(f"EXECUTION_PATH_{each.name}") for each in ExecutionPath
 }
 _VALUES_TAG = b"\x0a"  # field 1 of DenseEmbedding, length-delimited
 
@@ -123,6 +127,13 @@ def model_message(model: ServedModel, settings: Settings) -> model_pb2.Model:
         labels=info.labels,
         kv_cache_tokens=info.kv_cache_tokens,
         limits=limits_message(settings),
+        embedding_kinds=sorted(KIND_PB[each] for each in info.embedding_kinds) if embeds else [],
+        token_embedding_dimensions=info.token_embedding_dimensions,
+        similarity=info.similarity,
+        classifies_tokens=info.classifies_tokens,
+        execution_path=PATH_PB[info.execution_path],
+        weights_bytes=info.weights_bytes,
+        kv_cache_bytes=info.kv_cache_bytes,
     )
     if info.default_prompt_name is not None:
         message.default_prompt_name = info.default_prompt_name

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import grpc
 
 from pyruntime.errors import InvalidField
+from pyruntime.jobs.generate import TokenStream
 from pyruntime.registry import ServedModel
-from pyruntime.requests import TokenStream
 from pyruntime.service.completion import Piece, Progress, TextRules, TokenLogprob, pieces
 from pyruntime.service.convert import Stopwatch
 from pyruntime.service.inputs import read_prompt

@@ -1,0 +1,1 @@
+"""Requests inside the engine: made of sequences, fed with what the heads read, answered to event loops."""

@@ -1,0 +1,62 @@
+"""The nouns that all layers share: requests going down, the batch, results coming up.
+
+Token ids are plain ``int`` lists here; tensors appear only in ``ForwardBatch``, which the batch
+builder makes and the model and heads read.
+"""
+
+from pyruntime.types.batch import (
+    ClassificationBatchResult,
+    EmbeddingBatchResult,
+    ForwardBatch,
+    GenerationBatchResult,
+    ScoringBatchResult,
+    SequenceRows,
+)
+from pyruntime.types.enums import Capability, EmbeddingKind, ExecutionPath, FinishReason, PoolingType, Task
+from pyruntime.types.model_info import ModelInfo
+from pyruntime.types.requests import (
+    ClassifyRequest,
+    EmbedRequest,
+    GenerateRequest,
+    SamplingParams,
+    ScoreRequest,
+    StopParams,
+)
+from pyruntime.types.results import (
+    ClassifyResult,
+    EmbedResult,
+    SampledToken,
+    ScoreResult,
+    SparseVector,
+    StepTiming,
+    TokenEvent,
+)
+
+__all__ = [
+    "Capability",
+    "ClassificationBatchResult",
+    "ClassifyRequest",
+    "ClassifyResult",
+    "EmbedRequest",
+    "EmbedResult",
+    "EmbeddingBatchResult",
+    "EmbeddingKind",
+    "ExecutionPath",
+    "FinishReason",
+    "ForwardBatch",
+    "GenerateRequest",
+    "GenerationBatchResult",
+    "ModelInfo",
+    "PoolingType",
+    "SampledToken",
+    "SamplingParams",
+    "ScoreRequest",
+    "ScoreResult",
+    "ScoringBatchResult",
+    "SequenceRows",
+    "SparseVector",
+    "StepTiming",
+    "StopParams",
+    "Task",
+    "TokenEvent",
+]
