@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyruntime.errors import PyruntimeError
 from pyruntime.jobs.outbox import Outbox
@@ -16,9 +16,17 @@ from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.scheduler.sequence import Sequence
 from pyruntime.types import StepTiming
 
+if TYPE_CHECKING:
+    from pyruntime.admission import Ticket
+
 
 class Job:
-    """What the three kinds share: ownership of sequences and timing."""
+    """What all kinds share: ownership of sequences, place in the queue and timing.
+
+    ``ticket``: the place that the request takes up; ``owns_ticket``: the job gives it back at its end, since no caller
+    does. ``paused``: its sequences are out of the batch until the client has caught up. ``unread``: of each sequence,
+    the prompt tokens that wait to be computed.
+    """
 
     def __init__(self, sequences: list[Sequence]) -> None:
         self.sequences = sequences
@@ -27,6 +35,40 @@ class Job:
         self.loop = asyncio.get_running_loop()
         self.submitted_at = time.monotonic()
         self.started_at: float | None = None
+        self.ticket: Ticket | None = None
+        self.owns_ticket = False
+        self.paused = False
+        self.unread = {sequence: _own_tokens(sequence) for sequence in sequences if not sequence.is_prefix}
+
+    @property
+    def deadline(self) -> float | None:
+        """On the clock of ``time.monotonic``."""
+        return self.ticket.deadline if self.ticket is not None else None
+
+    @property
+    def num_unread(self) -> int:
+        """Prompt tokens that wait to be computed, a shared prompt counted once."""
+        return sum(self.unread.values())
+
+    @property
+    def num_unread_certain(self) -> int:
+        """Of them, those that no cached prefix can stand in for."""
+        return sum(tokens for sequence, tokens in self.unread.items() if not sequence.reuses_prefix)
+
+    def note_computed(self, sequence: Sequence) -> int:
+        """How many of the tokens that waited do so no more, after a step that ran some of ``sequence``.
+
+        A preempted sequence computes tokens again; those have left the queue once and for all.
+        """
+        before = self.unread.get(sequence)
+        if before is None:
+            return 0
+        left = min(before, sequence.num_prompt - sequence.num_computed)
+        if left > 0:
+            self.unread[sequence] = left
+            return before - left
+        del self.unread[sequence]
+        return before
 
     @property
     def num_new_tokens(self) -> int:
@@ -36,6 +78,16 @@ class Job:
     @property
     def done(self) -> bool:
         raise NotImplementedError
+
+    @property
+    def is_behind(self) -> bool:
+        """The client has not taken what was sent, so much of it that more must wait."""
+        return False
+
+    @property
+    def has_caught_up(self) -> bool:
+        """A job that was behind may go on."""
+        return True
 
     def take(self, sequence: Sequence, output: Any, scheduler: Scheduler) -> None:
         """The head's output of one sequence; None means that it was not finite."""
@@ -57,3 +109,11 @@ class Job:
     def timing(self) -> StepTiming:
         started = self.started_at or self.submitted_at
         return StepTiming(queue_s=started - self.submitted_at, compute_s=time.monotonic() - started)
+
+
+def _own_tokens(sequence: Sequence) -> int:
+    """Prompt tokens that are not its parent's. The first item behind a prefix pays for that as well."""
+    parent = sequence.parent
+    if parent is None or (parent.is_prefix and sequence.index == 0):
+        return len(sequence)
+    return max(1, len(sequence) - len(parent))

@@ -10,9 +10,11 @@ from pyruntime.jobs.base import Job
 from pyruntime.jobs.outbox import Outbox
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.scheduler.sequence import Sequence
+from pyruntime.scheduler.tokens import SharedTokens
 from pyruntime.types import (
     ClassifyRequest,
     ClassifyResult,
+    EmbeddingKind,
     EmbedRequest,
     EmbedResult,
     PoolingType,
@@ -22,7 +24,7 @@ from pyruntime.types import (
     Task,
 )
 
-# The query stands before every item in the host's bookkeeping, though it is computed once: 8 bytes a token.
+# Of all items, each with what it does not share: the host keeps 8 bytes a token.
 MAX_SCORE_TOKENS = 2**23
 
 
@@ -79,8 +81,7 @@ class EmbedJob(BatchJob):
                 index,
                 request.priority,
                 token_type_ids=kinds,
-                # MEAN and CLS read hidden rows that a cached prefix does not give.
-                reuses_prefix=request.pooling is PoolingType.LAST,
+                reuses_prefix=_reads_last_row_alone(request),
             )
             for index, (ids, kinds) in enumerate(zip(request.inputs, types, strict=True))
         ]
@@ -91,19 +92,30 @@ class EmbedJob(BatchJob):
         return EmbedResult(output, sequence.num_prompt, sequence.cached_tokens, error)
 
 
+def _reads_last_row_alone(request: EmbedRequest) -> bool:
+    """Whether a cached prefix, which gives no hidden rows, will do for all tokens but the last."""
+    return request.kind is EmbeddingKind.DENSE and request.pooling is PoolingType.LAST and not request.skip_rows
+
+
 class ScoreJob(BatchJob):
     """Items behind a common prefix fork from one sequence that computes the prefix once."""
 
     def __init__(self, request: ScoreRequest) -> None:
-        total = sum(len(request.prefix) + len(item) for item in request.items)
+        total = sum(len(item) for item in request.items)
         if total > MAX_SCORE_TOKENS:
-            problem = f"with the query before each they are {total} tokens; allowed: at most {MAX_SCORE_TOKENS}"
-            raise InvalidField("items", problem)
+            raise InvalidField("items", f"in all they are {total} tokens; allowed: at most {MAX_SCORE_TOKENS}")
         shared = len(request.items) > 1 and len(request.prefix) > 0
         prefix = Sequence(Task.SCORE, list(request.prefix), request, -1, request.priority, is_prefix=True)
         items = [
-            Sequence(Task.SCORE, request.prefix + item, request, i, request.priority, parent=prefix if shared else None)
-            for i, item in enumerate(request.items)
+            Sequence(
+                Task.SCORE,
+                SharedTokens(request.prefix, list(item)),
+                request,
+                index,
+                request.priority,
+                parent=prefix if shared else None,
+            )
+            for index, item in enumerate(request.items)
         ]
         super().__init__([prefix, *items] if shared else items, len(items))
 
@@ -113,23 +125,40 @@ class ScoreJob(BatchJob):
 
 
 class ClassifyJob(BatchJob):
-    """Inputs behind a common prefix, if there is one, fork from it."""
+    """Inputs behind a common prefix, if there is one, fork from it.
 
-    def __init__(self, request: ClassifyRequest) -> None:
+    ``reads_all_rows``: the model classifies each token. As with a delimiter, whose places may be anywhere, every
+    hidden row is needed then, so nothing computed earlier will do. ``shares_prefix``: the model has a cache.
+    ``ignored_tail_id``: the head reads the last token that is not this one, which may lie in what was computed earlier
+    for an input that ends in it.
+    """
+
+    def __init__(
+        self,
+        request: ClassifyRequest,
+        *,
+        reads_all_rows: bool,
+        shares_prefix: bool,
+        ignored_tail_id: int | None = None,
+    ) -> None:
         types: list[Any] = request.token_type_ids or [None] * len(request.inputs)
-        shared = len(request.inputs) > 1 and len(request.prefix) > 0
+        reuses = not reads_all_rows and request.delimiter_token_id is None
+        shared = shares_prefix and reuses and len(request.inputs) > 1 and len(request.prefix) > 0
+        tokens = [SharedTokens(request.prefix, list(ids)) for ids in request.inputs]
+        from_cache = [reuses and each[-1] != ignored_tail_id for each in tokens]
         prefix = Sequence(Task.CLASSIFY, list(request.prefix), request, -1, request.priority, is_prefix=True)
         inputs = [
             Sequence(
                 Task.CLASSIFY,
-                request.prefix + ids,
+                ids,
                 request,
                 index,
                 request.priority,
-                parent=prefix if shared else None,
+                parent=prefix if shared and from_cache[index] else None,
                 token_type_ids=kinds,
+                reuses_prefix=from_cache[index],
             )
-            for index, (ids, kinds) in enumerate(zip(request.inputs, types, strict=True))
+            for index, (ids, kinds) in enumerate(zip(tokens, types, strict=True))
         ]
         super().__init__([prefix, *inputs] if shared else inputs, len(inputs))
 

@@ -13,11 +13,51 @@ from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.scheduler.sequence import Sequence
 from pyruntime.types import FinishReason, GenerateRequest, SampledToken, StepTiming, Task, TokenEvent
 
+# Some seconds of a fast stream: enough that no client who reads is ever paused.
+BUFFER_TOKENS = 256
+
+# Events that are handed over together, since they become one message of bounded size for each continuation.
+MOST_TAKEN = 64
+
+
+class Inbox:
+    """A stream's events on the client's side. Used on its event loop; ``num_taken`` may be read anywhere."""
+
+    def __init__(self) -> None:
+        self.num_taken = 0
+        self._events: list[TokenEvent] = []
+        self._ended = False
+        self._error: PyruntimeError | None = None
+        self._changed = asyncio.Event()
+
+    def put(self, events: list[TokenEvent]) -> None:
+        self._events += events
+        self._changed.set()
+
+    def end(self, error: PyruntimeError | None) -> None:
+        """Nothing more comes; ``error`` says why, when that is not the regular end."""
+        self._ended, self._error = True, error
+        self._changed.set()
+
+    async def take(self) -> list[TokenEvent]:
+        """What is there, waiting for the first event; empty at the end, where the error is raised."""
+        while not (self._events or self._ended):
+            self._changed.clear()
+            await self._changed.wait()
+        if not self._events and self._error is not None:
+            raise self._error
+        events, self._events = self._events[:MOST_TAKEN], self._events[MOST_TAKEN:]
+        return events
+
 
 class GenerateJob(Job):
-    """``n`` continuations; those after the first fork from its computed prompt."""
+    """``n`` continuations; those after the first fork from its computed prompt.
 
-    def __init__(self, request: GenerateRequest) -> None:
+    ``buffer_tokens``: tokens of a continuation that may wait for the client; with more of them the job is behind, and
+    the engine pauses it until it has caught up.
+    """
+
+    def __init__(self, request: GenerateRequest, buffer_tokens: int = BUFFER_TOKENS) -> None:
         first = Sequence(Task.GENERATE, list(request.prompt), request, 0, request.priority)
         others = [
             Sequence(Task.GENERATE, list(request.prompt), request, i, request.priority, parent=first)
@@ -25,7 +65,9 @@ class GenerateJob(Job):
         ]
         super().__init__([first, *others])
         self.request = request
-        self.events: asyncio.Queue[list[TokenEvent] | PyruntimeError | None] = asyncio.Queue()
+        self.inbox = Inbox()
+        self._most_buffered = buffer_tokens * request.n
+        self._num_sent = 0
         self._open = set(range(request.n))
         self._pending: list[TokenEvent] = []
         self._error: PyruntimeError | None = None
@@ -38,6 +80,15 @@ class GenerateJob(Job):
     @property
     def done(self) -> bool:
         return not self._open or self._error is not None
+
+    @property
+    def is_behind(self) -> bool:
+        return self._num_sent - self.inbox.num_taken > self._most_buffered
+
+    @property
+    def has_caught_up(self) -> bool:
+        """At half of what makes it fall behind, so that it does not start and stop with every token."""
+        return self._num_sent - self.inbox.num_taken <= self._most_buffered // 2
 
     def take(self, sequence: Sequence, output: Any, scheduler: Scheduler) -> None:
         if output is None:
@@ -77,24 +128,37 @@ class GenerateJob(Job):
             return
         pending, self._pending = self._pending, []
         if pending:
-            outbox.add(self.loop, self.events.put_nowait, pending)
+            self._num_sent += len(pending)
+            outbox.add(self.loop, self.inbox.put, pending)
         if self.done:
-            outbox.add(self.loop, self.events.put_nowait, self._error)
+            outbox.add(self.loop, self.inbox.end, self._error)
 
 
 class TokenStream:
-    """What ``Engine.generate`` returns: event lists, one a wake-up, until every index has finished."""
+    """What ``Engine.generate`` returns: lists of the events since the last one, until every index has finished."""
 
-    def __init__(self, job: GenerateJob, cancel: Callable[[Job, int | None], None]) -> None:
+    def __init__(
+        self,
+        job: GenerateJob,
+        cancel: Callable[[Job, int | None], None],
+        resume: Callable[[Job], None],
+    ) -> None:
         self._job = job
         self._cancel = cancel
+        self._resume = resume
 
     async def __aiter__(self) -> AsyncIterator[list[TokenEvent]]:
-        """Raises the request's ``PyruntimeError`` when it fails."""
-        while (item := await self._job.events.get()) is not None:
-            if isinstance(item, PyruntimeError):
-                raise item
-            yield item
+        """Raises the request's ``PyruntimeError`` when it fails.
+
+        Events count as taken when the next ones are asked for: a consumer that waits for its own client holds the
+        work back.
+        """
+        job = self._job
+        while events := await job.inbox.take():
+            yield events
+            job.inbox.num_taken += len(events)
+            if job.paused and job.has_caught_up:
+                self._resume(job)
 
     def cancel(self, index: int | None = None) -> None:
         """Stop one continuation, or all; idempotent. It sends no further events."""

@@ -38,6 +38,11 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     @property
+    def num_cached(self) -> int:
+        """Free blocks that hold something worth keeping."""
+        return len(self._idle)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that the whole pool can hold."""
         return self.num_blocks * self.block_size

@@ -1,0 +1,233 @@
+"""Whether a request may come in: at most so many requests and queued tokens, and deadlines that can be met.
+
+Decided twice: before tokenising, from what is known then (``Admission.admit``), and with the exact tokens when the
+request is handed to the engine (``Admission.enter``). Every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from pyruntime.errors import DeadlinePassed, Overloaded
+from pyruntime.types import Task
+
+# The rates look back this long; what is older fades out.
+WINDOW_S = 10.0
+# Seconds of work before a rate is believed.
+EVIDENCE_S = 1.0
+# Told to refused clients as long as no rate is known, and the bounds of what is told afterwards, in seconds.
+UNKNOWN_RETRY_S = 1.0
+RETRY_RANGE_S = (0.05, 60.0)
+# Of a bound that was met, this much should be free again before a refused client comes back, so that not all but one
+# of those who come back are refused once more.
+ROOM_ON_RETRY = 1 / 16
+# Tokens a byte of text: the first guess, and the range of what is believed. English has about 0.22, and no tokenizer
+# makes more tokens than bytes apart from a few special ones.
+TOKENS_PER_BYTE = 0.2
+TOKENS_PER_BYTE_RANGE = (1 / 16, 1.0)
+# A text may well have half as many tokens as the mean text of its length: only those are held against it.
+CERTAIN_SHARE = 0.5
+# Texts shorter than this, in bytes, are mostly special tokens and say nothing about the tokenizer.
+TELLING_BYTES = 64
+LEARNING_RATE = 0.05
+
+# Those that wait in one line are served first come, first served.
+Line = tuple[Task, int]
+
+
+class Rate:
+    """An amount a second of work: the mean over the last ``WINDOW_S`` seconds, exponentially weighted."""
+
+    def __init__(self) -> None:
+        self._amount = 0.0
+        self._seconds = 0.0
+
+    def note(self, amount: float, seconds: float) -> None:
+        """``amount`` was done in ``seconds`` more."""
+        fade = math.exp(-seconds / WINDOW_S)
+        self._amount = self._amount * fade + amount
+        self._seconds = self._seconds * fade + seconds
+
+    @property
+    def per_s(self) -> float | None:
+        """None until there is enough evidence, and when nothing was done in all that time."""
+        return self._amount / self._seconds if self._seconds >= EVIDENCE_S and self._amount > 0 else None
+
+
+class Ticket:
+    """A request's place, from before its tokenising until its answer is sent. A context manager that gives it back.
+
+    ``deadline``: when the client stops waiting, on the clock of ``time.monotonic``; None for never.
+    """
+
+    def __init__(self, admission: Admission, line: Line, estimate: int, num_bytes: int, deadline: float | None) -> None:
+        self.line = line
+        self.deadline = deadline
+        self.estimate = estimate  # tokens that are not known exactly yet
+        self.num_bytes = num_bytes  # of the text that they come from; 0 when that tells nothing about the tokenizer
+        self.is_open = True
+        self._admission = admission
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give the place back; idempotent."""
+        self._admission.release(self)
+
+
+class Admission:
+    """The bounds of one model.
+
+    max_requests: requests that are open at once, from before their tokenising until their last answer.
+    max_tokens: prompt tokens that wait to be computed, those of texts still to be tokenised included. A request that
+    alone has more is let in when nothing else waits, since otherwise it could never be served.
+    """
+
+    def __init__(
+        self, name: str, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name = name
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._num_open = 0
+        self._num_estimated = 0
+        self._queued: dict[Line, int] = {}
+        self._num_queued = 0
+        self._tokens_per_byte = TOKENS_PER_BYTE
+        self._token_rate = Rate()
+        self._request_rate = Rate()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have a place."""
+        return self._num_open
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens that wait to be computed, with the estimates for texts still to be tokenised."""
+        return self._num_queued + self._num_estimated
+
+    @property
+    def has_queue(self) -> bool:
+        """Some prompt tokens wait to be computed."""
+        return self._num_queued > 0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Queued tokens done with in a second, those that the prefix cache held included; None while not known."""
+        return self._token_rate.per_s
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        task: Task,
+        priority: int = 0,
+        *,
+        num_bytes: int = 0,
+        num_ids: int = 0,
+        deadline: float | None = None,
+    ) -> Ticket:
+        """A place for a request of ``num_bytes`` bytes of text and ``num_ids`` token ids.
+
+        The tokens of the text are estimated from the running mean of tokens a byte that this model's tokenizer made of
+        earlier texts, and half of that is counted, so that nothing is refused that would have fitted.
+        Raises ``Overloaded`` when a bound is met, ``DeadlinePassed`` when the deadline cannot be.
+        """
+        line = (task, priority)
+        with self._lock:
+            self._check_deadline(line, deadline)
+            if self._num_open >= self._max_requests:
+                limit = f"{self._max_requests} requests are open, the most that this server takes"
+                raise self._overloaded(limit, 1 + ROOM_ON_RETRY * self._max_requests, self._request_rate)
+            estimate = num_ids + int(num_bytes * self._tokens_per_byte * CERTAIN_SHARE)
+            self._check_tokens(estimate)
+            self._num_open += 1
+            self._num_estimated += estimate
+            telling = num_bytes if num_ids == 0 and num_bytes >= TELLING_BYTES else 0
+            return Ticket(self, line, estimate, telling, deadline)
+
+    def enter(self, ticket: Ticket, num_tokens: int, least_tokens: int = 0) -> None:
+        """The request's tokens are known and wait from now on, until ``leave``.
+
+        ``least_tokens``: of them, those that have to be computed whatever the prefix cache holds.
+        Raises as ``admit`` does.
+        """
+        with self._lock:
+            self._check_deadline(ticket.line, ticket.deadline, least_tokens)
+            self._num_estimated -= ticket.estimate
+            ticket.estimate = 0
+            self._check_tokens(num_tokens)
+            if ticket.num_bytes:
+                low, high = TOKENS_PER_BYTE_RANGE
+                seen = min(max(num_tokens / ticket.num_bytes, low), high)
+                self._tokens_per_byte += LEARNING_RATE * (seen - self._tokens_per_byte)
+                ticket.num_bytes = 0
+            self._queued[ticket.line] = self._queued.get(ticket.line, 0) + num_tokens
+            self._num_queued += num_tokens
+
+    def leave(self, line: Line, num_tokens: int) -> None:
+        """So many tokens wait no more: they were computed, found in the prefix cache or given up."""
+        with self._lock:
+            left = self._queued.get(line, 0) - num_tokens
+            self._num_queued -= num_tokens
+            if left > 0:
+                self._queued[line] = left
+            else:  # priorities are the clients' to choose, so a line without tokens is forgotten
+                self._queued.pop(line, None)
+
+    def release(self, ticket: Ticket) -> None:
+        """The request has ended."""
+        with self._lock:
+            if ticket.is_open:
+                ticket.is_open = False
+                self._num_open -= 1
+                self._num_estimated -= ticket.estimate
+                ticket.estimate = 0
+
+    def note(self, num_tokens: int, num_requests: int, seconds: float, had_queue: bool) -> None:
+        """A step of ``seconds``: queued tokens done with, requests ended. ``had_queue``: some tokens waited for it."""
+        with self._lock:
+            self._request_rate.note(num_requests, seconds)
+            if had_queue:  # without a queue its rate is what the clients send, not what the model can do
+                self._token_rate.note(num_tokens, seconds)
+
+    # -- under the lock ---------------------------------------------------------------------------
+
+    def _check_tokens(self, num_tokens: int) -> None:
+        waiting = self._num_queued + self._num_estimated
+        excess = waiting + num_tokens - self._max_tokens
+        if waiting > 0 and excess > 0:
+            limit = f"{waiting} tokens wait; allowed with this request's {num_tokens}: {self._max_tokens}"
+            raise self._overloaded(limit, min(waiting, excess + ROOM_ON_RETRY * self._max_tokens), self._token_rate)
+
+    def _check_deadline(self, line: Line, deadline: float | None, least_tokens: int = 0) -> None:
+        """Counts only what is sure to go first, and nothing while the rate is a guess."""
+        if deadline is None:
+            return
+        remaining = deadline - self._clock()
+        if remaining <= 0:
+            raise DeadlinePassed("the deadline passed before the request was queued")
+        rate = self._token_rate.per_s
+        if rate is None:
+            return
+        task, priority = line
+        ahead = sum(n for (other, rank), n in self._queued.items() if other is task and rank >= priority)
+        if (ahead + least_tokens) / rate > remaining:
+            work = f"{ahead + least_tokens} tokens come first, at {rate:.0f} a second"
+            raise DeadlinePassed(f"the deadline in {remaining:.3f} s cannot be met: {work}")
+
+    def _overloaded(self, problem: str, amount: float, rate: Rate) -> Overloaded:
+        per_s = rate.per_s
+        low, high = RETRY_RANGE_S
+        wait = UNKNOWN_RETRY_S if per_s is None else min(max(amount / per_s, low), high)
+        return Overloaded(f"model {self._name}: {problem}", retry_after_s=wait)

@@ -1,0 +1,268 @@
+"""The step thread of one model: takes commands between steps, runs steps, hands results to event loops."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from pyruntime.admission import Admission
+from pyruntime.deadlines import Deadlines
+from pyruntime.errors import ComputeFault, DeadlinePassed, NotReady, PyruntimeError
+from pyruntime.jobs.base import Job
+from pyruntime.jobs.outbox import Outbox
+from pyruntime.scheduler.load import SchedulerLoad
+from pyruntime.scheduler.plan import StepPlan
+from pyruntime.scheduler.scheduler import Scheduler
+from pyruntime.step_runner import DeviceLost, Outcome, StepRunner
+from pyruntime.types import ModelInfo
+
+log = logging.getLogger(__name__)
+
+# A plan may be empty although something waits; then the step thread looks again after this long, or when told.
+LOOK_AGAIN_S = 0.02
+# How old the published figures may get while steps run.
+LOAD_AGE_S = 0.25
+
+
+class StepLoop:
+    """Everything that happens to jobs between their arrival and their end happens on its thread.
+
+    ``on_failed`` is told the reason when something ends the thread, before the open jobs are answered;
+    ``on_device_lost`` after that, when it was the device.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        scheduler: Scheduler,
+        steps: StepRunner,
+        admission: Admission,
+        on_failed: Callable[[str], None],
+        on_device_lost: Callable[[str], None],
+    ) -> None:
+        self._info = info
+        self._scheduler = scheduler
+        self._steps = steps
+        self._admission = admission
+        self._on_failed = on_failed
+        self._on_device_lost = on_device_lost
+        self._condition = threading.Condition()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._jobs: set[Job] = set()
+        self._deadlines = Deadlines(self._jobs)
+        self._outbox = Outbox()
+        self._num_ended = 0
+        self.num_steps = 0
+        self.scheduler_load: SchedulerLoad = scheduler.load()
+        self._load_at = 0.0
+        self.is_closed = False
+        self._thread = threading.Thread(target=self._run, name=f"engine-{info.name}", daemon=True)
+        self._thread.start()
+
+    # -- called from event loops ------------------------------------------------------------------
+
+    @property
+    def num_open(self) -> int:
+        return len(self._jobs)
+
+    def submit(self, job: Job) -> None:
+        """Raises ``NotReady`` when closed, and as ``Admission.enter``."""
+        assert job.ticket is not None
+        with self._condition:
+            if self.is_closed:
+                raise self.not_ready()
+            self._admission.enter(job.ticket, job.num_unread, job.num_unread_certain)
+            self._jobs.add(job)
+            self._commands.append(lambda: self._begin(job))
+            self._condition.notify()
+
+    def cancel(self, job: Job, index: int | None) -> None:
+        """Stop one continuation, or the whole job, before the next step; idempotent."""
+        self._command(lambda: self._stop(job, index))
+
+    def caught_up(self, job: Job) -> None:
+        """The client of a paused job has taken what waited for it."""
+        self._command(lambda: self._resume(job))
+
+    def close(self) -> None:
+        """End the thread; open jobs end with ``NotReady``."""
+        with self._condition:
+            self.is_closed = True
+            self._condition.notify()
+        self._thread.join()
+
+    def not_ready(self) -> NotReady:
+        return NotReady(f"model {self._info.name} is shutting down", retry_after_s=1.0)
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._condition:
+            self._commands.append(command)
+            self._condition.notify()
+
+    # -- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        lost = ""
+        reason: PyruntimeError = self.not_ready()
+        try:
+            while not self.is_closed:
+                self._run_commands()
+                self._end_late_jobs()
+                has_run = self._step()
+                self._outbox.send()
+                self._wait(has_run)
+        except Exception as error:  # a bug in the bookkeeping or a lost device: nobody may be left without an answer
+            log.critical("the step thread of model %s ended", self._info.name, exc_info=True)
+            reason = ComputeFault(f"the engine of model {self._info.name} has failed")
+            if isinstance(error, DeviceLost):
+                reason = ComputeFault(f"the device of model {self._info.name} has failed")
+                lost = f"{self._info.device}: {error}"
+            self._on_failed(reason.message)
+        with self._condition:
+            self.is_closed = True
+        for job in list(self._jobs):
+            job.fail(reason)
+            self._end(job)
+            job.flush(self._outbox)
+        self._outbox.send()
+        if lost:
+            self._on_device_lost(lost)
+
+    def _run_commands(self) -> None:
+        with self._condition:
+            commands, self._commands = self._commands, deque()
+        for command in commands:
+            command()
+
+    def _wait(self, has_run: bool) -> None:
+        """Until there is something to do: a command, a step, or a deadline that passes."""
+        self._publish_load()
+        with self._condition:
+            while not (self.is_closed or self._commands):
+                seconds = self._deadlines.seconds_left(time.monotonic())
+                if self._scheduler.has_work:
+                    if not has_run:
+                        self._condition.wait(LOOK_AGAIN_S if seconds is None else min(seconds, LOOK_AGAIN_S))
+                    return
+                if seconds == 0:
+                    return
+                self._condition.wait(seconds)
+
+    def _publish_load(self) -> None:
+        """The scheduler is the step thread's alone, so others read a copy."""
+        now = time.monotonic()
+        if now - self._load_at > LOAD_AGE_S or not self._scheduler.has_work:
+            self.scheduler_load, self._load_at = self._scheduler.load(), now
+
+    def _begin(self, job: Job) -> None:
+        self._scheduler.add(job.sequences)
+        self._deadlines.add(job)
+
+    def _end_late_jobs(self) -> None:
+        for job in self._deadlines.passed(time.monotonic()):
+            self._fail(job, DeadlinePassed("the deadline passed before the answer was ready"))
+
+    def _step(self) -> bool:
+        """One step; False when there was nothing that could run."""
+        plan = self._scheduler.schedule()
+        if not plan.entries:
+            return False
+        began = time.monotonic()
+        self._mark_started(plan, began)
+        had_queue = self._admission.has_queue
+        outcome = self._steps.run(plan)
+        self.num_steps += 1
+        for job, error in outcome.failed.items():
+            self._fail(job, ComputeFault(f"the forward failed: {type(error).__name__}"))
+        self._scheduler.advance(plan)
+        num_read = self._leave_queue(plan)
+        self._deliver(outcome)
+        ended, self._num_ended = self._num_ended, 0
+        self._admission.note(num_read, ended, time.monotonic() - began, had_queue)
+        return True
+
+    def _leave_queue(self, plan: StepPlan) -> int:
+        """Prompt tokens that the step has done with wait no more; how many they are."""
+        total = 0
+        for sequence, _ in plan.entries:
+            job: Job = sequence.owner
+            if job.unread and (num_tokens := job.note_computed(sequence)):
+                self._give_up(job, num_tokens)
+                total += num_tokens
+        return total
+
+    def _give_up(self, job: Job, num_tokens: int) -> None:
+        assert job.ticket is not None
+        self._admission.leave(job.ticket.line, num_tokens)
+
+    def _deliver(self, outcome: Outcome) -> None:
+        touched: dict[Job, None] = {}
+        for sequence, output in outcome.outputs:
+            job = sequence.owner
+            touched[job] = None
+            if not job.done:  # else another row of this step failed the request
+                job.take(sequence, output, self._scheduler)
+        for job in touched:
+            if job not in self._jobs:
+                continue
+            if job.done:
+                self._end(job)
+            job.flush(self._outbox)
+            if job.is_behind and not job.done:
+                self._pause(job)
+
+    def _mark_started(self, plan: StepPlan, now: float) -> None:
+        for sequence, _ in plan.entries:
+            if sequence.first_run_at is None:
+                sequence.first_run_at = now
+                sequence.owner.started_at = sequence.owner.started_at or now
+
+    def _pause(self, job: Job) -> None:
+        job.paused = True
+        for sequence in job.sequences:
+            self._scheduler.pause(sequence)
+        if job.has_caught_up:  # while that was being said, so that the client's side did not see it
+            self._resume(job)
+
+    def _resume(self, job: Job) -> None:
+        if job in self._jobs and job.paused and job.has_caught_up:
+            job.paused = False
+            for sequence in job.sequences:
+                self._scheduler.resume(sequence)
+
+    def _stop(self, job: Job, index: int | None) -> None:
+        if job not in self._jobs:
+            return
+        if index is None:
+            job.abandon()
+            self._drop(job)
+            self._end(job)
+            return
+        self._scheduler.finish(job.sequences[index])
+        job.close_index(index)
+        if job.done:
+            self._end(job)
+        job.flush(self._outbox)
+
+    def _fail(self, job: Job, error: PyruntimeError) -> None:
+        self._drop(job)
+        job.fail(error)
+        self._end(job)
+        job.flush(self._outbox)
+
+    def _drop(self, job: Job) -> None:
+        for sequence in job.sequences:
+            self._scheduler.drop(sequence)
+
+    def _end(self, job: Job) -> None:
+        assert job.ticket is not None
+        with self._condition:
+            self._jobs.discard(job)
+        self._num_ended += 1
+        self._give_up(job, job.num_unread)
+        job.unread = {}
+        if job.owns_ticket:
+            job.ticket.release()
