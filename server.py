@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import signal
 import sys
 import threading
-from typing import NoReturn
+from collections.abc import Coroutine
+from typing import Any, NoReturn
 
 from pyruntime.config import Settings
-from pyruntime.model.demo import GEMMA_NAME, MINILM_NAME, demo_models
+from pyruntime.lifecycle import LOADER_THREAD, Load, ModelManager
+from pyruntime.machine import limit_tokenizer_threads, usable_cores
+from pyruntime.model.demo import GEMMA_NAME, MINILM_NAME, gemma_folder, minilm_folder
 from pyruntime.registry import ModelRegistry
 from pyruntime.service.examples import grpcurl_calls
 from pyruntime.service.server_builder import RuntimeServer, build_server
 
 log = logging.getLogger("pyruntime.server")
 
-LOADER_THREAD = "loader"
+# Exit statuses. FAILED: an address is taken, or no model could be loaded. argparse too ends with 2 on bad usage.
+OK, FAILED, BAD_USAGE, DEVICE_LOST = 0, 1, 2, 3
+# The requests that a lost device failed get this long to be told so.
+LOST_GRACE_S = 1.0
 
 
 def say(line: str) -> None:
@@ -28,65 +33,14 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-class Loader:
-    """Loads the models one after the other on a thread of its own, while the server already answers health."""
-
-    def __init__(self, registry: ModelRegistry, settings: Settings) -> None:
-        self._registry = registry
-        self._settings = settings
-        self._demo_names: set[str] = set()
-        self._stopped = threading.Event()
-        self.done = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        # A daemon: loading cannot be interrupted, and must not hold up the end of the process.
-        self._thread = threading.Thread(target=self._run, name=LOADER_THREAD, daemon=True)
-
-    def start(self) -> None:
-        """Declare every model, then load them."""
-        demo = {GEMMA_NAME, MINILM_NAME} if self._settings.demo else set()
-        self._demo_names = demo - self._settings.models.keys()
-        for name in [*self._settings.models, *sorted(self._demo_names)]:
-            self._registry.declare(name)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Start no further load."""
-        self._stopped.set()
-
-    def _run(self) -> None:
-        try:
-            for name, path in (self._settings.models | self._demo_paths()).items():
-                if not self._stopped.is_set():
-                    self._load(name, path)
-        finally:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the models any more
-                self._loop.call_soon_threadsafe(self.done.set)
-
-    def _demo_paths(self) -> dict[str, str]:
-        if not self._demo_names:
-            return {}
-        try:
-            return {name: path for name, path in demo_models(say).items() if name in self._demo_names}
-        except Exception as error:
-            log.exception("the demo models could not be prepared")
-            for name in self._demo_names:
-                self._registry.set_failed(name, f"it could not be prepared: {error}")
-            return {}
-
-    def _load(self, name: str, path: str) -> None:
-        # Here rather than above: torch and transformers take seconds to import, and health answers meanwhile.
-        from pyruntime.serving import load_served_model
-
-        try:
-            model = load_served_model(name, path, self._settings, say)
-        except Exception as error:
-            log.error("model %s is not served: %s", name, error, exc_info=log.isEnabledFor(logging.DEBUG))
-            self._registry.set_failed(name, str(error))
-        else:
-            # Before requests can reach the engine, and with them what could break it.
-            model.engine.on_failed = functools.partial(self._registry.set_failed, name)
-            self._registry.set_serving(name, model)
-            say(f"model {name} is ready")
+def load_all(manager: ModelManager, settings: Settings) -> list[Load]:
+    """Ask for every model of the settings, the demo's after the others."""
+    loads = [manager.load(name, path) for name, path in settings.models.items()]
+    if settings.demo:
+        finders = {GEMMA_NAME: lambda: str(gemma_folder(say)), MINILM_NAME: lambda: str(minilm_folder())}
+        own = settings.models.keys()
+        loads += [manager.load(name, "demo", find=find) for name, find in finders.items() if name not in own]
+    return loads
 
 
 def catch_signals() -> asyncio.Event:
@@ -103,54 +57,61 @@ def catch_signals() -> asyncio.Event:
     return stop
 
 
-async def first_of(*events: asyncio.Event) -> None:
-    tasks = [asyncio.create_task(event.wait()) for event in events]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
+async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Until one of them has ended; the others are cancelled. Raises what that one raised."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
         task.cancel()
+    for task in done:
+        task.result()
 
 
 async def serve(settings: Settings) -> int:
-    """Run until a signal. Exit status: 0, or 1 when the port is taken or no model could be loaded."""
+    """Run until a signal or until a device is lost. Returns the exit status."""
     stop = catch_signals()
     registry = ModelRegistry()
-    server = build_server(registry, settings)
+    manager = ModelManager(registry, settings, say)
+    server = build_server(registry, settings, manager)
     try:
-        port = await server.start()
+        await server.start()
     except RuntimeError as error:
-        log.error("cannot listen on %s:%d: %s", settings.host, settings.port, error)
-        return 1
-    loader = Loader(registry, settings)
-    loader.start()
-    await first_of(loader.done, stop)
-    loader.stop()
-    status = 0
-    if not stop.is_set():
-        if registry.serving():
-            announce(registry, settings, port)
-            await stop.wait()
-        else:
-            log.error("no model could be loaded")
-            status = 1
-    await shut_down(server, registry, settings)
-    return status
+        log.error("%s", error)
+        return FAILED
+    loads = load_all(manager, settings)
+    manager.start()
+    await first_of(bring_up(loads, server, registry, settings), stop.wait(), manager.device_lost.wait())
+    manager.stop()
+    if manager.device_lost.is_set():
+        # What still runs cannot end well, and stopping the engines may hang.
+        await server.drain(LOST_GRACE_S)
+        return DEVICE_LOST
+    if server.num_running:
+        say(f"draining: {server.num_running} running requests have {settings.drain_grace_s:g} s to end")
+    await server.drain(settings.drain_grace_s)
+    await manager.close()
+    return OK if stop.is_set() else FAILED
+
+
+async def bring_up(loads: list[Load], server: RuntimeServer, registry: ModelRegistry, settings: Settings) -> None:
+    """Announce what serves once all is loaded; returns only when nothing does and nothing can be loaded later."""
+    for load in loads:
+        await load.wait()
+    if not registry.serving() and server.admin is None:
+        log.error("no model could be loaded")
+        return
+    announce(registry, settings, server.port)
+    await asyncio.Event().wait()
 
 
 def announce(registry: ModelRegistry, settings: Settings, port: int) -> None:
     address = f"{settings.host}:{port}"
-    say(f"SERVING on {address}: {', '.join(model.info.name for model in registry.serving())}")
+    say(f"SERVING on {address}: {', '.join(model.info.name for model in registry.serving()) or 'no model yet'}")
+    if settings.admin_address:
+        say(f"pyruntime.v1.AdminService on {settings.admin_address}")
     calls = grpcurl_calls(registry.serving(), address)
     if calls:
         say("Try, in another terminal:\n\n" + "\n\n".join(calls) + "\n")
-
-
-async def shut_down(server: RuntimeServer, registry: ModelRegistry, settings: Settings) -> None:
-    if server.num_running:
-        say(f"draining: {server.num_running} running requests have {settings.drain_grace_s:g} s to end")
-    models = registry.serving()
-    await server.drain(settings.drain_grace_s)
-    for model in models:
-        await asyncio.to_thread(model.engine.close)
 
 
 def main() -> int:
@@ -158,17 +119,21 @@ def main() -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    if not settings.models and not settings.demo:
-        print("server.py: nothing to serve: give --model NAME=PATH, or --demo", file=sys.stderr)
-        return 2
+    if not settings.models and not settings.demo and not settings.admin_address:
+        print("server.py: nothing to serve: give --model NAME=PATH, --demo, or --admin-address", file=sys.stderr)
+        return BAD_USAGE
+    limit_tokenizer_threads(settings.threads or usable_cores())
     status = asyncio.run(serve(settings))
-    if any(thread.name == LOADER_THREAD for thread in threading.enumerate()):
+    if status == DEVICE_LOST or any(thread.name == LOADER_THREAD for thread in threading.enumerate()):
         end_process(status)
     return status
 
 
 def end_process(status: int) -> NoReturn:
-    """End while a model is still being loaded: torch aborts the process when the interpreter ends under its feet."""
+    """End while a model is still being loaded or a device is lost.
+
+    torch aborts the process when the interpreter ends under its feet, and may when it tidies up a device that is lost.
+    """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -17,10 +18,16 @@ import annotated_types
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from pyruntime.types import Task
+
 ENV_PREFIX = "PYRUNTIME_"
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _MODELS_FORM = "NAME=PATH pairs, each name once"
 _BYTES_FORM = "a number of bytes, or one with a unit, as 512MiB or 2GiB"
+_MEMORY_RANGE = (2**20, 2**44)
+_MEMORY_FORM = f"{_MEMORY_RANGE[0]} to {_MEMORY_RANGE[1]} bytes, with or without a unit as in 512MiB, or 1% to 95%"
+_SHARES_FORM = "TASK=WEIGHT pairs of generate, embed, score and classify, each once, weights 0.01 to 100"
+_ADDRESS_FORM = "HOST:PORT, unix:PATH, or empty for none"
 
 
 def _parse_bytes(value: object) -> object:
@@ -50,7 +57,48 @@ def _parse_models(value: object) -> object:
     return models
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of the memory that is free, in percent."""
+
+    percent: float
+
+    def __str__(self) -> str:
+        return f"{self.percent:g}%"
+
+
+def _parse_memory(value: object) -> object:
+    """Bytes as ``_parse_bytes`` reads them, or ``40%`` as a ``Share``."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        value = Share(float(value.strip()[:-1]))
+    if isinstance(value, Share):
+        inside = 1 <= value.percent <= 95
+    else:
+        value = _parse_bytes(value)
+        inside = isinstance(value, int) and _MEMORY_RANGE[0] <= value <= _MEMORY_RANGE[1]
+    if not inside:
+        raise ValueError(_MEMORY_FORM)
+    return value
+
+
+def _parse_shares(value: object) -> object:
+    """A mapping of task to weight, or ``generate=2,embed=1``; a task that is left out has the weight 1."""
+    if isinstance(value, str):
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        value = {name.strip(): weight for name, _, weight in pairs}
+        if len(value) < len(pairs):
+            raise ValueError(_SHARES_FORM)
+    if not isinstance(value, Mapping):
+        raise ValueError(_SHARES_FORM)
+    if any(isinstance(weight, bool) for weight in value.values()):
+        raise ValueError(_SHARES_FORM)
+    return dict.fromkeys(Task, 1.0) | {Task(name): weight for name, weight in value.items()}
+
+
 Bytes = Annotated[int, BeforeValidator(_parse_bytes)]
+Memory = Annotated[int | Share, BeforeValidator(_parse_memory)]
+Weight = Annotated[float, Field(ge=0.01, le=100)]
+TaskShares = Annotated[dict[Task, Weight], BeforeValidator(_parse_shares)]
 Name = Annotated[str, Field(min_length=1)]
 Models = Annotated[dict[Name, Name], BeforeValidator(_parse_models)]
 
@@ -72,7 +120,19 @@ class Settings(BaseModel):
     max_prompt_tokens_beside: int = Field(256, ge=1, le=2**20, description="of them for prompts while streams run")
     max_running_sequences: int = Field(256, ge=1, le=2**16, description="most sequences in the batch at once")
     max_queue_requests: int = Field(1024, ge=1, le=2**20, description="waiting requests past which one is refused")
-    kv_cache_bytes: Bytes = Field(2**30, ge=2**20, le=2**44, description="key/value cache of each decoder")
+    max_queue_tokens: int = Field(
+        2**20, ge=1, le=2**32, description="tokens of waiting requests past which one is refused"
+    )
+    priority_ageing_s: float = Field(
+        30.0, ge=0, le=86400, description="seconds of waiting worth a priority class; 0: none"
+    )
+    task_shares: TaskShares = Field(dict.fromkeys(Task, 1.0), description="weights of the tasks when all have work")
+    stream_buffer_tokens: int = Field(
+        256, ge=1, le=2**20, description="tokens unread by a client past which its stream waits"
+    )
+    kv_cache_bytes: Memory = Field(
+        2**30, description="key/value cache of each decoder; in %: of the memory that weights leave, for all together"
+    )
     prefix_cache: bool = Field(True, description="keep the keys and values of earlier prompts for later ones")
     kv_block_size: int = Field(16, ge=1, le=1024, description="tokens in one cache block")
     max_message_bytes: Bytes = Field(64 * 2**20, ge=2**10, le=2**31 - 1, description="largest gRPC message")
@@ -82,6 +142,9 @@ class Settings(BaseModel):
     max_text_bytes: Bytes = Field(2**20, ge=1, le=2**31 - 1, description="longest single text, in UTF-8 bytes")
     max_request_text_bytes: Bytes = Field(8 * 2**20, ge=1, le=2**31 - 1, description="all texts of a request together")
     drain_grace_s: float = Field(30.0, ge=0, le=3600, description="seconds that running requests get at shutdown")
+    admin_address: str = Field(
+        "", pattern=r"^$|^unix:.+$|^[^:].*:\d{1,5}$", description="listener of AdminService alone"
+    )
     self_check: bool = Field(True, description="compare each model with its eager reference before serving it")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
 
@@ -128,7 +191,22 @@ def allowed(name: str) -> str:
     high = next((m.le for m in field.metadata if isinstance(m, annotated_types.Le)), None)
     if low is not None:
         return f"{low} to {high}" + (" bytes, with or without a unit as in 512MiB" if name.endswith("bytes") else "")
-    return {"models": _MODELS_FORM, "device": "cpu, cuda or cuda:INDEX"}.get(name, "a text that is not empty")
+    forms = {
+        "models": _MODELS_FORM,
+        "device": "cpu, cuda or cuda:INDEX",
+        "kv_cache_bytes": _MEMORY_FORM,
+        "task_shares": _SHARES_FORM,
+        "admin_address": _ADDRESS_FORM,
+    }
+    return forms.get(name, "a text that is not empty")
+
+
+def default(name: str) -> str:
+    """The default of the option ``name``, in a form that it takes."""
+    value = Settings.model_fields[name].default
+    if isinstance(value, dict):
+        return ",".join(f"{key.value}={weight:g}" for key, weight in value.items()) or "none"
+    return "none" if value == "" else str(value)
 
 
 def _flag(name: str) -> str:
@@ -145,8 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", metavar="FILE", help=f"YAML file of options [env {ENV_PREFIX}CONFIG]")
     for name, field in Settings.model_fields.items():
-        default = "none" if name == "models" else str(field.default)
-        text = f"{field.description}\n({allowed(name)}) [default {default}] [env {ENV_PREFIX}{name.upper()}]"
+        text = f"{field.description}\n({allowed(name)}) [default {default(name)}] [env {ENV_PREFIX}{name.upper()}]"
         options: dict[str, Any] = {"dest": name, "help": text.replace("%", "%%"), "default": None}
         if field.annotation is bool:
             options["action"] = argparse.BooleanOptionalAction

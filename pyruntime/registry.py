@@ -1,4 +1,4 @@
-"""Which models this server has, and in which state: loading, serving or failed.
+"""Which models this server has, and in which state: loading, serving, failed or unloading.
 
 Names are declared first, so that a request for a model that is still loading is told to come back.
 Thread-safe: a loader thread sets states while event loops resolve names.
@@ -9,14 +9,15 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from pyruntime.errors import CapabilityMissing, InvalidField, ModelFailed, NotFound, NotReady
+from pyruntime.errors import AlreadyExists, CapabilityMissing, InvalidField, ModelFailed, NotFound, NotReady
 from pyruntime.types import Capability, ModelInfo
 
 if TYPE_CHECKING:
     from pyruntime.engine import Engine
+    from pyruntime.rerank_template import RerankTemplate
     from pyruntime.tokenization import Tokenizer
 
 LOADING_RETRY_S = 5.0
@@ -37,22 +38,39 @@ class GenerationDefaults:
 
 @dataclass
 class ServedModel:
-    """A model that is ready, with what is needed to serve it."""
+    """A model that is ready, with what is needed to serve it. ``release`` lets go of its weights and cache."""
 
     info: ModelInfo
     engine: Engine
     tokenizer: Tokenizer
     generation_defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    rerank_template: RerankTemplate | None = None
+    release: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        """End the engine, and with it the requests that are open; then free the memory."""
+        self.engine.close()
+        self.release()
 
 
 class ModelState(enum.Enum):
     LOADING = "loading"
     SERVING = "serving"
     FAILED = "failed"
+    UNLOADING = "unloading"
 
 
-@dataclass
-class _Entry:
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One model as the registry has it.
+
+    ``source``: the folder, file or hub name that it is loaded from. ``is_late``: it joins a server that serves others
+    already, and that does not wait for it. ``model``: set while it serves, and while it unloads if it served before.
+    """
+
+    name: str
+    source: str = ""
+    is_late: bool = False
     state: ModelState = ModelState.LOADING
     model: ServedModel | None = None
     failure: str = ""
@@ -63,30 +81,47 @@ class ModelRegistry:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, ModelStatus] = {}
         self._listeners: list[Callable[[], None]] = []
         self._draining = False
 
     # -- the server's side ------------------------------------------------------------------------
 
-    def declare(self, name: str) -> None:
-        """A model that will be loaded. Raises ValueError for a name declared before."""
+    def declare(self, name: str, source: str = "", *, is_late: bool = False) -> None:
+        """A model that will be loaded. Raises ``AlreadyExists`` for the name of another, unless that one has failed."""
         with self._lock:
-            if name in self._entries:
-                raise ValueError(f"model {name!r} is declared twice")
-            self._entries[name] = _Entry()
+            there = self._entries.get(name)
+            if there is not None and there.state is not ModelState.FAILED:
+                raise AlreadyExists(f"model {name!r} is {there.state.value}")
+            self._entries[name] = ModelStatus(name, source, is_late)
         self._notify()
 
-    def set_serving(self, name: str, model: ServedModel) -> None:
-        """A declared model is ready."""
-        with self._lock:
-            self._entries[name] = _Entry(ModelState.SERVING, model)
-        self._notify()
+    def set_serving(self, name: str, model: ServedModel) -> bool:
+        """A declared model is ready. False, and nothing happens, when it is not wanted any more."""
+        return self._move(name, {ModelState.LOADING}, state=ModelState.SERVING, model=model)
 
-    def set_failed(self, name: str, reason: str) -> None:
-        """A declared model could not be loaded, or has broken down since; ``reason`` is told to clients."""
+    def set_failed(self, name: str, reason: str) -> bool:
+        """A declared model could not be loaded, or has broken down since; ``reason`` is told to clients.
+
+        False, and nothing happens, when it is not wanted any more.
+        """
+        among = {ModelState.LOADING, ModelState.SERVING}
+        return self._move(name, among, state=ModelState.FAILED, model=None, failure=reason)
+
+    def set_unloading(self, name: str) -> ModelStatus:
+        """From now on requests for the model are turned away. Returns what it was; raises ``NotFound``."""
         with self._lock:
-            self._entries[name] = _Entry(ModelState.FAILED, failure=reason)
+            if name not in self._entries:
+                raise NotFound("model", name, list(self._entries))
+            before = self._entries[name]
+            self._entries[name] = replace(before, state=ModelState.UNLOADING)
+        self._notify()
+        return before
+
+    def remove(self, name: str) -> None:
+        """Forget a model; its name is unknown from now on, and free."""
+        with self._lock:
+            del self._entries[name]
         self._notify()
 
     def drain(self) -> None:
@@ -113,20 +148,28 @@ class ModelRegistry:
         Raises ``NotFound``, ``NotReady``, ``ModelFailed``, ``CapabilityMissing``, or ``InvalidField``
         for an empty name that is ambiguous.
         """
+        self.refuse_if_draining()
         with self._lock:
-            if self._draining:
-                raise NotReady("the server is shutting down", DRAINING_RETRY_S)
             return self._by_name(name, capability) if name else self._only(capability)
 
     def serving(self) -> list[ServedModel]:
         """The models that are ready, by name."""
-        with self._lock:
-            entries = sorted(self._entries.items())
-        return [entry.model for _, entry in entries if entry.model is not None]
+        return [each.model for each in self.statuses() if each.model and each.state is ModelState.SERVING]
 
-    def states(self) -> dict[str, ModelState]:
+    def statuses(self) -> list[ModelStatus]:
+        """Every model, by name."""
         with self._lock:
-            return {name: entry.state for name, entry in self._entries.items()}
+            return [entry for _, entry in sorted(self._entries.items())]
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a model of the start is still loading, those that join later apart."""
+        return any(each.state is ModelState.LOADING and not each.is_late for each in self.statuses())
+
+    def refuse_if_draining(self) -> None:
+        """Raises ``NotReady`` while the server is shutting down."""
+        if self._draining:
+            raise NotReady("the server is shutting down", DRAINING_RETRY_S)
 
     @property
     def is_draining(self) -> bool:
@@ -138,6 +181,8 @@ class ModelRegistry:
             raise NotFound("model", name, list(self._entries))
         if entry.state is ModelState.FAILED:
             raise ModelFailed(f"model {name!r} is not served: {entry.failure}")
+        if entry.state is ModelState.UNLOADING:
+            raise NotReady(f"model {name!r} is being unloaded", DRAINING_RETRY_S)
         if entry.model is None:
             raise NotReady(f"model {name!r} is still loading", LOADING_RETRY_S)
         if capability is not None and capability not in entry.model.info.capabilities:
@@ -146,8 +191,9 @@ class ModelRegistry:
         return entry.model
 
     def _only(self, capability: Capability | None) -> ServedModel:
-        loading = [name for name, entry in self._entries.items() if entry.state is ModelState.LOADING]
-        served = [entry.model for entry in self._entries.values() if entry.model is not None]
+        entries = self._entries.values()
+        loading = [entry.name for entry in entries if entry.state is ModelState.LOADING and not entry.is_late]
+        served = [entry.model for entry in entries if entry.model and entry.state is ModelState.SERVING]
         able = [model for model in served if capability is None or capability in model.info.capabilities]
         wanted = "serve requests" if capability is None else capability.value
         if len(able) > 1:
@@ -159,6 +205,15 @@ class ModelRegistry:
         if not able:
             raise CapabilityMissing(f"no served model can {wanted}")
         return able[0]
+
+    def _move(self, name: str, among: set[ModelState], **changes: Any) -> bool:
+        with self._lock:
+            there = self._entries.get(name)
+            if there is None or there.state not in among:
+                return False
+            self._entries[name] = replace(there, **changes)
+        self._notify()
+        return True
 
     def _notify(self) -> None:
         with self._lock:

@@ -13,51 +13,82 @@ from pyruntime.engine import Engine
 from pyruntime.errors import ModelLoadError
 from pyruntime.gate import device_gate
 from pyruntime.heads.dispatch import Heads
-from pyruntime.model.kv_cache import KVCache, blocks_in_budget
+from pyruntime.machine import usable_cores
+from pyruntime.model.classifier_settings import read_cross_encoder_settings
+from pyruntime.model.kv_cache import KVCache, blocks_in_budget, bytes_for_cache
 from pyruntime.model.loader import LoadedModel, load_model, resolve_folder
 from pyruntime.model.runner import ModelRunner
-from pyruntime.model.sentence import read_sentence_settings
+from pyruntime.model.sentence import SentenceSettings, read_sentence_settings
 from pyruntime.model_info import describe
 from pyruntime.registry import GenerationDefaults, ServedModel
+from pyruntime.rerank_folder import rerank_template_of
+from pyruntime.rerank_template import with_rerank
 from pyruntime.scheduler.batch_builder import BatchBuilder
 from pyruntime.scheduler.blocks import BlockPool
+from pyruntime.scheduler.cost import DEFAULT_EQUAL_DEPTH
 from pyruntime.scheduler.prefix_cache import PrefixCache
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.self_check import check_scheduler, self_check
 from pyruntime.tokenization import Tokenizer
 
 
-def load_served_model(name: str, path: str, settings: Settings, progress: Callable[[str], None]) -> ServedModel:
-    """Load, check and start one model. Raises ``ModelLoadError`` with the reason when it cannot be served right."""
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+class Compute:
+    """Batch builder, runner and heads as an engine sees them, until they are let go.
+
+    An engine may be held longer than its model is wanted: gRPC keeps the state of a server's last call until the next
+    one comes, and with it what that call worked with. Weights and cache must not stay for that.
+    """
+
+    def __init__(self, builder: BatchBuilder, runner: ModelRunner, heads: Heads) -> None:
+        self.build = builder.build
+        self.forward = runner.forward
+        self.read = heads.read
+
+    def release(self) -> None:
+        """Call it once there are no steps any more; again does no harm."""
+        self.__dict__.clear()
+
+
+def load_served_model(
+    name: str, path: str, settings: Settings, progress: Callable[[str], None], num_sharing: int | None = None
+) -> ServedModel:
+    """Load, check and start one model. Raises ``ModelLoadError`` with the reason when it cannot be served right.
+
+    ``num_sharing``: this model and those after it that divide a share of the memory, as in ``bytes_for_cache``.
+    """
+    # One number for the whole process: the engines of a device take turns, and each step has all of the threads.
+    torch.set_num_threads(settings.threads or min(torch.get_num_threads(), usable_cores()))
     folder = resolve_folder(path, progress)
     progress(f"{name}: loading {folder.name}")
     tokenizer = _tokenizer(folder)
     loaded = load_model(folder, settings.dtype, settings.device, settings.deterministic)
-    sentence = read_sentence_settings(folder, loaded.is_causal)
+    sentence = _sentence(folder, loaded)
     if settings.self_check:
         progress(f"{name}: comparing the packed forward with eager transformers")
         _check(loaded, settings.kv_block_size)
-    cache = _cache(loaded, settings)
-    info = describe(name, loaded, sentence, cache)
-    blocks = BlockPool(cache.num_blocks, cache.block_size) if cache is not None else None
+    cache = _cache(loaded, settings, num_sharing)
+    template = rerank_template_of(folder, loaded.architecture, tokenizer)
+    info = with_rerank(describe(name, loaded, sentence, cache), template)
+    compute = Compute(_builder(loaded, settings.kv_block_size), ModelRunner(loaded, cache), Heads(loaded, sentence))
     engine = Engine(
         info,
-        Scheduler(
-            blocks,
-            settings.max_batch_tokens,
-            settings.max_running_sequences,
-            settings.max_prompt_tokens_beside,
-            PrefixCache(blocks) if blocks is not None and settings.prefix_cache else None,
-        ),
-        _builder(loaded, settings.kv_block_size),
-        ModelRunner(loaded, cache),
-        Heads(loaded, sentence),
+        _scheduler(loaded, cache, settings),
+        compute,
+        compute,
+        compute,
         max_queue_requests=settings.max_queue_requests,
+        max_queue_tokens=settings.max_queue_tokens,
+        stream_buffer_tokens=settings.stream_buffer_tokens,
         compute_gate=device_gate(settings.device),
     )
-    return ServedModel(info, engine, tokenizer, _generation_defaults(folder, loaded, tokenizer))
+    defaults = _generation_defaults(folder, loaded, tokenizer)
+    return ServedModel(info, engine, tokenizer, defaults, template, compute.release)
+
+
+def _sentence(folder: Path, loaded: LoadedModel) -> SentenceSettings:
+    if loaded.classifier is not None:
+        return read_cross_encoder_settings(folder)
+    return read_sentence_settings(folder, loaded.is_causal)
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
@@ -65,6 +96,39 @@ def _tokenizer(folder: Path) -> Tokenizer:
         return Tokenizer.from_pretrained(str(folder))
     except Exception as error:
         raise ModelLoadError(f"{folder}: tokenizer: {error}") from error
+
+
+def _scheduler(loaded: LoadedModel, cache: KVCache | None, settings: Settings) -> Scheduler:
+    blocks = BlockPool(cache.num_blocks, cache.block_size) if cache is not None else None
+    windows = [traits.window for traits in loaded.layers.values()] if cache is not None else []
+    return Scheduler(
+        blocks,
+        settings.max_batch_tokens,
+        settings.max_running_sequences,
+        settings.max_prompt_tokens_beside,
+        PrefixCache(blocks) if blocks is not None and settings.prefix_cache else None,
+        priority_ageing_s=settings.priority_ageing_s,
+        task_shares=settings.task_shares,
+        # Blocks are let go only where no layer looks further back; the widest window then decides.
+        window=max((window for window in windows if window), default=None) if all(windows) else None,
+        equal_cost_depth=_equal_cost_depth(loaded),
+    )
+
+
+def _equal_cost_depth(loaded: LoadedModel) -> int:
+    """K of ``scheduler/cost.py``: the linears' multiplications a token over those of one query-key pair, all layers.
+
+    Experts, whose weights have three axes, are left out, and a layer with a sliding window counts as if it read all
+    keys: too small a K only makes chunks shorter. At least 1, since 0 would mean that attention costs nothing.
+    """
+    heads = getattr(loaded.config, "num_attention_heads", None)
+    if not loaded.layers or not isinstance(heads, int):
+        return DEFAULT_EQUAL_DEPTH
+    tables = [module.weight for module in loaded.body.modules() if isinstance(module, torch.nn.Embedding)]
+    linears = sum(each.numel() for each in loaded.body.parameters() if each.ndim == 2)
+    linears -= sum(table.numel() for table in tables)
+    pair = sum(heads * (shape.key_width + shape.value_width) for shape in loaded.cache_shapes.values())
+    return max(1, linears // pair)
 
 
 def _builder(loaded: LoadedModel, block_size: int) -> BatchBuilder:
@@ -79,15 +143,16 @@ def _check(loaded: LoadedModel, block_size: int) -> float:
     return self_check(ModelRunner(loaded, cache), scheduler, _builder(loaded, block_size))
 
 
-def _cache(loaded: LoadedModel, settings: Settings) -> KVCache | None:
+def _cache(loaded: LoadedModel, settings: Settings, num_sharing: int | None) -> KVCache | None:
     if not loaded.is_causal:
         return None
     shapes = loaded.cache_shapes
     size = settings.kv_block_size
-    fitting = blocks_in_budget(shapes, size, loaded.dtype, settings.kv_cache_bytes)
+    num_bytes = bytes_for_cache(settings.kv_cache_bytes, loaded.device, num_sharing)
+    fitting = blocks_in_budget(shapes, size, loaded.dtype, num_bytes)
     if fitting < 2:
-        problem = f"holds {fitting} blocks of {size} tokens; 2 are needed"
-        raise ModelLoadError(f"kv_cache_bytes {settings.kv_cache_bytes} {problem}")
+        problem = f"of which {num_bytes} bytes are left, holds {fitting} blocks of {size} tokens; 2 are needed"
+        raise ModelLoadError(f"kv_cache_bytes {settings.kv_cache_bytes}, {problem}")
     return KVCache(shapes, fitting, size, loaded.dtype, loaded.device)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pyruntime.config import Settings, allowed
+from pyruntime.config import Settings, Share, allowed, default
+from pyruntime.types import Task
 
 
 def load(*argv: str, **environ: str) -> Settings:
@@ -61,6 +62,29 @@ def test_byte_forms(text: str, expected: int) -> None:
     assert load("--kv-cache-bytes", text).kv_cache_bytes == expected
 
 
+def test_the_cache_takes_bytes_or_a_share_of_free_memory(tmp_path: Path) -> None:
+    assert load("--kv-cache-bytes", " 37.5% ").kv_cache_bytes == Share(37.5)
+    file = tmp_path / "settings.yaml"
+    file.write_text("kv_cache_bytes: 40%\n")
+    assert load("--config", str(file)).kv_cache_bytes == Share(40)
+    assert load("--config", str(file), PYRUNTIME_KV_CACHE_BYTES="2GiB").kv_cache_bytes == 2**31
+    assert str(Share(40)) == "40%"
+
+
+def test_task_shares_leave_out_what_has_the_weight_one(tmp_path: Path) -> None:
+    expected = {Task.GENERATE: 2, Task.EMBED: 0.5, Task.SCORE: 1, Task.CLASSIFY: 1}
+    assert load("--task-shares", "generate=2, embed=0.5").task_shares == expected
+    file = tmp_path / "settings.yaml"
+    file.write_text("task_shares: {generate: 2, embed: 0.5}\n")
+    assert load("--config", str(file)).task_shares == expected
+    assert load().task_shares == dict.fromkeys(Task, 1)
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:50052", "[::1]:0", "localhost:1", "unix:/run/admin.sock"])
+def test_admin_addresses(address: str) -> None:
+    assert load("--admin-address", address).admin_address == address
+
+
 def test_booleans_both_ways() -> None:
     assert load("--demo").demo
     assert not load("--no-self-check").self_check
@@ -78,6 +102,17 @@ def test_an_empty_variable_counts_as_unset() -> None:
         (["--dtype", "int3"], ["--dtype", "'int3'", "one of auto, float32, bfloat16"]),
         (["--device", "tpu"], ["--device", "'tpu'", "cpu, cuda or cuda:INDEX"]),
         (["--kv-cache-bytes", "12 parsecs"], ["--kv-cache-bytes", "'12 parsecs'", "1048576 to"]),
+        (["--kv-cache-bytes", "96%"], ["--kv-cache-bytes", "'96%'", "1% to 95%"]),
+        (["--kv-cache-bytes", "nan%"], ["--kv-cache-bytes", "'nan%'", "1% to 95%"]),
+        (["--kv-cache-bytes", "x%"], ["--kv-cache-bytes", "'x%'", "1% to 95%"]),
+        (["--kv-cache-bytes", "1KiB"], ["--kv-cache-bytes", "'1KiB'", "1048576 to"]),
+        (["--task-shares", "generate=0"], ["--task-shares", "'generate=0'", "0.01 to 100"]),
+        (["--task-shares", "embed=nan"], ["--task-shares", "0.01 to 100"]),
+        (["--task-shares", "embed"], ["--task-shares", "TASK=WEIGHT"]),
+        (["--task-shares", "paint=1"], ["--task-shares", "generate, embed, score and classify"]),
+        (["--task-shares", "embed=1,embed=2"], ["--task-shares", "each once"]),
+        (["--admin-address", "50052"], ["--admin-address", "'50052'", "HOST:PORT, unix:PATH"]),
+        (["--admin-address", ":50052"], ["--admin-address", "HOST:PORT"]),
         (["--model", "nameonly"], ["--model", "nameonly", "NAME=PATH"]),
         (["--model", "a=/x", "--model", "a=/y"], ["--model", "each name once"]),
         (["--threads", "two"], ["--threads", "'two'", "0 to 4096"]),
@@ -112,6 +147,10 @@ def test_a_bad_variable_names_its_source(capsys: pytest.CaptureFixture[str]) -> 
         ("max_text_bytes: on\n", "--max-text-bytes: True"),
         ("threads: false\n", "--threads: False"),
         ("host: true\n", "--host: True"),
+        ("kv_cache_bytes: true\n", "--kv-cache-bytes: True"),
+        ("kv_cache_bytes: [1]\n", "--kv-cache-bytes: 1"),
+        ("task_shares: [1]\n", "TASK=WEIGHT"),
+        ("task_shares: {embed: yes}\n", "TASK=WEIGHT"),
     ],
 )
 def test_a_bad_file_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, says: str) -> None:
@@ -140,9 +179,8 @@ def test_help_lists_every_option_with_default_range_and_variable(capsys: pytest.
         load("--help")
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    for name, field in Settings.model_fields.items():
+    for name in Settings.model_fields:
         assert ("--model " if name == "models" else f"--{name.replace('_', '-')}") in text
         assert f"[env PYRUNTIME_{name.upper()}]" in text
         assert allowed(name) in text
-        if name != "models":
-            assert f"[default {field.default}]" in text
+        assert f"[default {default(name)}]" in text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyruntime.errors import CapabilityMissing, InvalidField, ModelFailed, NotFound, NotReady
-from pyruntime.registry import ModelRegistry, ModelState
+from pyruntime.errors import AlreadyExists, CapabilityMissing, InvalidField, ModelFailed, NotFound, NotReady
+from pyruntime.registry import ModelRegistry, ModelState, ModelStatus
 from pyruntime.types import Capability
 from tests.fakes import fake_model
 
@@ -22,6 +22,10 @@ def registry_of(**capabilities: set[Capability] | str | None) -> ModelRegistry:
     return registry
 
 
+def states(registry: ModelRegistry) -> dict[str, ModelState]:
+    return {each.name: each.state for each in registry.statuses()}
+
+
 def test_by_name():
     registry = registry_of(a={Capability.EMBED}, b=None, c="torn")
     assert registry.resolve("a", Capability.EMBED).info.name == "a"
@@ -29,7 +33,7 @@ def test_by_name():
     for name, error in (("a", CapabilityMissing), ("b", NotReady), ("c", ModelFailed), ("d", NotFound)):
         with pytest.raises(error):
             registry.resolve(name, Capability.GENERATE)
-    assert registry.states() == {"a": ModelState.SERVING, "b": ModelState.LOADING, "c": ModelState.FAILED}
+    assert states(registry) == {"a": ModelState.SERVING, "b": ModelState.LOADING, "c": ModelState.FAILED}
     assert [model.info.name for model in registry.serving()] == ["a"]
 
 
@@ -51,9 +55,49 @@ def test_empty_name_waits_for_models_that_may_be_candidates():
 
 
 def test_a_name_is_declared_once():
-    registry = registry_of(a=None)
-    with pytest.raises(ValueError, match="'a'"):
-        registry.declare("a")
+    registry = registry_of(a=None, b={Capability.EMBED}, c=None)
+    registry.set_unloading("c")
+    for name, state in (("a", "loading"), ("b", "serving"), ("c", "unloading")):
+        with pytest.raises(AlreadyExists, match=f"'{name}' is {state}"):
+            registry.declare(name)
+
+
+def test_a_name_that_failed_may_be_tried_again():
+    registry = registry_of(a="torn")
+    registry.declare("a", "/better")
+    assert registry.statuses() == [ModelStatus("a", "/better")]
+    assert registry.set_serving("a", fake_model("a", {Capability.EMBED}))
+    assert registry.resolve("a", None).info.name == "a"
+
+
+def test_a_model_that_joins_later_makes_nobody_wait():
+    registry = registry_of(a={Capability.EMBED})
+    registry.declare("b", is_late=True)
+    assert not registry.is_starting
+    assert registry.resolve("", Capability.EMBED).info.name == "a"
+    with pytest.raises(NotReady):
+        registry.resolve("b", None)
+
+
+def test_unloading_turns_requests_away_and_then_frees_the_name():
+    registry = registry_of(a={Capability.EMBED}, b={Capability.EMBED}, c=None)
+    before = registry.set_unloading("a")
+    assert (before.state, before.model.info.name) == (ModelState.SERVING, "a")
+    with pytest.raises(NotReady, match="unloaded"):
+        registry.resolve("a", None)
+    assert [model.info.name for model in registry.serving()] == ["b"]
+    # What was meant for the model that is on its way out changes nothing.
+    assert not registry.set_failed("a", "late news")
+    registry.remove("a")
+    assert not registry.set_failed("a", "late news")
+    for name in ("a", "nobody"):
+        with pytest.raises(NotFound):
+            registry.resolve(name, None)
+        with pytest.raises(NotFound):
+            registry.set_unloading(name)
+    assert registry.set_unloading("c").model is None
+    assert not registry.set_serving("c", fake_model("c", {Capability.EMBED}))
+    assert registry.resolve("", None).info.name == "b"
 
 
 def test_drain_refuses_everything():
@@ -68,7 +112,7 @@ def test_listeners_hear_of_each_change():
     registry, calls = ModelRegistry(), []
 
     def listener() -> None:
-        calls.append(registry.states())  # must not deadlock
+        calls.append(states(registry))  # must not deadlock
 
     registry.add_listener(listener)
     registry.declare("a")

@@ -1,4 +1,4 @@
-"""grpc.health.v1: follows the registry, for each service and overall."""
+"""grpc.health.v1: follows the registry, overall, for each service and for each model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from pyruntime.types import Capability
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 OVERALL = ""
+# With a model's name behind it, the health of that model.
+MODEL = "model/"
 # None: any model will do.
 NEEDS: dict[str, Capability | None] = {
     "pyruntime.v1.GenerateService": Capability.GENERATE,
@@ -24,13 +27,18 @@ NEEDS: dict[str, Capability | None] = {
 
 
 def health_of(registry: ModelRegistry) -> dict[str, health_pb2.HealthCheckResponse.ServingStatus]:
-    """A service is SERVING once a model can answer it; overall once some model serves and none is still loading."""
+    """A service is SERVING once a model can answer it; overall once some model serves and none of the start is loading.
+
+    A model that is loaded later changes the overall health of a server that serves already neither way.
+    """
     models = [] if registry.is_draining else registry.serving()
     able = {
         service: any(capability is None or capability in model.info.capabilities for model in models)
         for service, capability in NEEDS.items()
     }
-    able[OVERALL] = bool(models) and ModelState.LOADING not in registry.states().values()
+    able[OVERALL] = bool(models) and not registry.is_starting
+    for model in registry.statuses():
+        able[MODEL + model.name] = model.state is ModelState.SERVING and not registry.is_draining
     return {service: SERVING if yes else NOT_SERVING for service, yes in able.items()}
 
 
@@ -43,6 +51,7 @@ class HealthFollower:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._published: set[str] = set()
 
     async def start(self) -> None:
         """Publish the present state, then every change."""
@@ -68,5 +77,9 @@ class HealthFollower:
             await self._publish()
 
     async def _publish(self) -> None:
-        for service, status in health_of(self._registry).items():
+        health = health_of(self._registry)
+        for gone in self._published - health.keys():
+            await self.servicer.set(gone, UNKNOWN)
+        self._published = set(health)
+        for service, status in health.items():
             await self.servicer.set(service, status)

@@ -1,15 +1,19 @@
-"""All servicers on one grpc.aio server, and its orderly end."""
+"""All servicers on one grpc.aio server, the operator's on another, and their orderly end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pyruntime.config import Settings
+from pyruntime.lifecycle import ModelManager
 from pyruntime.registry import ModelRegistry
+from pyruntime.service.admin import AdminServicer
 from pyruntime.service.embed import EmbedServicer
 from pyruntime.service.generate import GenerateServicer
 from pyruntime.service.health import HealthFollower
@@ -19,6 +23,8 @@ from pyruntime.service.reflection import add_reflection
 from pyruntime.service.room import ServiceRoom
 from pyruntime.service.score import ScoreServicer
 from pyruntime.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     embed_pb2,
     embed_pb2_grpc,
     generate_pb2,
@@ -35,10 +41,40 @@ log = logging.getLogger(__name__)
 CANCEL_S = 1.0
 
 
-class RuntimeServer:
-    """The gRPC face of a registry. Make it on the event loop that runs it."""
+class AdminServer:
+    """AdminService at an address of its own, which clients of the models do not get to."""
 
-    def __init__(self, registry: ModelRegistry, settings: Settings) -> None:
+    def __init__(self, registry: ModelRegistry, manager: ModelManager, settings: Settings) -> None:
+        self._address = settings.admin_address
+        self._interceptor = ErrorInterceptor(settings.max_message_bytes)
+        self._server = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
+        servicer = AdminServicer(registry, manager, settings)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, self._server)
+        add_reflection(self._server, _service_names(admin_pb2))
+        self.port = 0
+
+    async def start(self) -> int:
+        """Listen; returns the port, 1 for a Unix socket. Raises RuntimeError when the address cannot be had."""
+        self.port = _listen(self._server, self._address)
+        if self._address.startswith("unix:"):
+            os.chmod(self._address.removeprefix("unix:"), 0o600)
+        await self._server.start()
+        return self.port
+
+    async def stop(self) -> None:
+        """End the calls that wait for a load or an unload; their clients are told UNAVAILABLE."""
+        self._interceptor.evict()
+        await self._interceptor.wait_idle(CANCEL_S)
+        await self._server.stop(CANCEL_S)
+
+
+class RuntimeServer:
+    """The gRPC face of a registry. Make it on the event loop that runs it.
+
+    ``manager``: who loads for AdminService, which is served when there is one and the settings have an admin address.
+    """
+
+    def __init__(self, registry: ModelRegistry, settings: Settings, manager: ModelManager | None = None) -> None:
         self._registry = registry
         self._settings = settings
         self._interceptor = ErrorInterceptor(settings.max_message_bytes)
@@ -46,12 +82,15 @@ class RuntimeServer:
         self._room = ServiceRoom(registry, settings)
         self._server = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
         self._add_services()
+        self.admin = AdminServer(registry, manager, settings) if manager and settings.admin_address else None
         self.port = 0
 
     async def start(self) -> int:
         """Listen; returns the port. Raises RuntimeError when the address cannot be had."""
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
-        self.port = self._server.add_insecure_port(f"{host}:{self._settings.port}")
+        self.port = _listen(self._server, f"{host}:{self._settings.port}")
+        if self.admin is not None:
+            await self.admin.start()
         await self._health.start()
         await self._server.start()
         return self.port
@@ -64,6 +103,8 @@ class RuntimeServer:
         """
         await self._health.shut_down()
         self._registry.drain()
+        if self.admin is not None:
+            await self.admin.stop()
         if not await self._interceptor.wait_idle(grace_s):
             log.warning("%d calls still ran after %g s and are ended", self._interceptor.num_running, grace_s)
             self._interceptor.evict()
@@ -86,9 +127,18 @@ class RuntimeServer:
         score_pb2_grpc.add_ScoreServiceServicer_to_server(ScoreServicer(room), server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(room), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        files = (generate_pb2, embed_pb2, score_pb2, model_pb2, health_pb2)
-        names = [service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()]
-        add_reflection(server, names)
+        add_reflection(server, _service_names(generate_pb2, embed_pb2, score_pb2, model_pb2, health_pb2))
+
+
+def _service_names(*files: Any) -> list[str]:
+    return [service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()]
+
+
+def _listen(server: grpc.aio.Server, address: str) -> int:
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise RuntimeError(f"cannot listen on {address}: {error}") from error
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:
@@ -102,7 +152,7 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     ]
 
 
-def build_server(registry: ModelRegistry, settings: Settings) -> RuntimeServer:
+def build_server(registry: ModelRegistry, settings: Settings, manager: ModelManager | None = None) -> RuntimeServer:
     """A server that is not listening yet; call ``start``. Needs a running event loop."""
     asyncio.get_running_loop()
-    return RuntimeServer(registry, settings)
+    return RuntimeServer(registry, settings, manager)

@@ -21,7 +21,7 @@ import server
 from pyruntime.config import Settings
 from pyruntime.registry import ServedModel
 from pyruntime.types import Capability
-from pyruntime.v1 import model_pb2, model_pb2_grpc
+from pyruntime.v1 import admin_pb2, admin_pb2_grpc, model_pb2, model_pb2_grpc
 from tests.fakes import fake_model
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -39,7 +39,7 @@ def load(monkeypatch) -> Callable[[Callable[[str], ServedModel]], None]:
     """Puts a loader in the place of the one that needs real weights."""
 
     def install(loader: Callable[[str], ServedModel]) -> None:
-        module = SimpleNamespace(load_served_model=lambda name, path, settings, progress: loader(name))
+        module = SimpleNamespace(load_served_model=lambda name, *rest: loader(name))
         monkeypatch.setitem(sys.modules, "pyruntime.serving", module)
 
     return install
@@ -147,11 +147,54 @@ async def test_an_engine_that_breaks_down_takes_its_model_out_of_service(load):
     assert await asyncio.wait_for(running, 20) == 0
 
 
+async def test_a_lost_device_ends_the_process_after_health_has_said_so(load, caplog):
+    model = fake_model("one", {Capability.GENERATE})
+    load(lambda name: model)
+    port = free_port()
+    running = asyncio.create_task(server.serve(Settings(models={"one": "a"}, port=port)))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await asyncio.wait_for(channel.channel_ready(), 10)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        while (await asyncio.wait_for(watch.read(), 10)).status != SERVING:
+            pass
+        await asyncio.to_thread(model.engine.on_failed, "the device of model one has failed")
+        await asyncio.to_thread(model.engine.on_device_lost, "cuda:0: an illegal memory access")
+        assert (await asyncio.wait_for(watch.read(), 10)).status == NOT_SERVING
+        watch.cancel()
+    assert await asyncio.wait_for(running, 20) == server.DEVICE_LOST != 0
+    assert "cuda:0: an illegal memory access" in caplog.text
+
+
+async def test_with_an_admin_address_models_may_come_later(load, capsys):
+    load(lambda name: fake_model(name, {Capability.EMBED}))
+    port, admin = free_port(), f"127.0.0.1:{free_port()}"
+    running = asyncio.create_task(server.serve(Settings(port=port, admin_address=admin)))
+    async with grpc.aio.insecure_channel(admin) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 10)
+        answer = await admin_pb2_grpc.AdminServiceStub(channel).LoadModel(
+            admin_pb2.LoadModelRequest(name="late", path="/a")
+        )
+        assert answer.model.name == "late"
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, 20) == 0
+    assert f"pyruntime.v1.AdminService on {admin}" in capsys.readouterr().out
+
+
+async def test_a_taken_admin_address_is_a_failure(load, caplog):
+    load(lambda name: fake_model(name, {Capability.EMBED}))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        admin = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert await server.serve(Settings(models={"m": "a"}, port=free_port(), admin_address=admin)) == 1
+    assert f"cannot listen on {admin}" in caplog.text
+
+
 LOADS_FOR_EVER = """
 import sys, types
 import torch
 
-def load_served_model(name, path, settings, progress):
+def load_served_model(name, path, settings, progress, num_sharing):
     progress("loading")
     matrix = torch.randn(64, 64)
     while True:
