@@ -1,15 +1,15 @@
-"""Before a model is served: its packed output is compared with transformers' eager output, text by text."""
+"""Before a model is served: its output in a batch is compared with transformers' eager output, text by text."""
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Iterator
 
 import torch
 
 from pyruntime.errors import ModelLoadError
+from pyruntime.model.classifier_check import check_classifier
 from pyruntime.model.loader import LoadedModel
+from pyruntime.model.probe import LEAST_COSINE, eager_attention
 from pyruntime.model.runner import ModelRunner
 from pyruntime.scheduler.batch_builder import BatchBuilder
 from pyruntime.scheduler.blocks import BlockPool
@@ -17,27 +17,31 @@ from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.scheduler.sequence import Sequence
 from pyruntime.types import Task
 
-# Least cosine between a packed and an eager hidden row. Two bfloat16 orders of summation differ by about
-# 1e-3 on random tokens; a wrong mask, position or window costs far more.
-LEAST_COSINE = {torch.float32: 0.9999, torch.bfloat16: 0.98, torch.float16: 0.99}
 CHUNK_TOKENS = 96
 
 
 def self_check(runner: ModelRunner, scheduler: Scheduler, builder: BatchBuilder) -> float:
-    """Least cosine over all rows, or ``ModelLoadError``. Covers mixed lengths, chunks, pages and the window."""
+    """Least cosine over all rows, or ``ModelLoadError``.
+
+    Covers mixed lengths, padding between them, chunks, pages, the window, and a padding token within a text.
+    """
     loaded = runner.loaded
     texts = _texts(loaded)
-    packed = _run_packed(runner, scheduler, builder, texts)
+    token_types = [_token_types(ids) for ids in texts] if loaded.takes_token_types else None
+    batched = run_batched(runner, scheduler, builder, texts, token_types)
     eager = _run_eager(loaded, texts)
     least = 1.0
-    for ids, own, reference in zip(texts, packed, eager, strict=True):
+    for ids, own, reference in zip(texts, batched, eager, strict=True):
         cosine = torch.nn.functional.cosine_similarity(own.double(), reference.double(), dim=-1).min().item()
         least = min(least, cosine)
         if not cosine >= LEAST_COSINE[loaded.dtype]:
             raise ModelLoadError(
-                f"{loaded.architecture}: on a text of {len(ids)} tokens the packed forward differs from eager "
-                f"transformers (least cosine of a row {cosine:.4f}, allowed {LEAST_COSINE[loaded.dtype]})"
+                f"{loaded.architecture}: on a text of {len(ids)} tokens the {loaded.execution_path.value} forward "
+                "differs from eager transformers "
+                f"(least cosine of a row {cosine:.4f}, allowed {LEAST_COSINE[loaded.dtype]})"
             )
+    with eager_attention(loaded.model):
+        check_classifier(loaded.classifier, loaded.model, texts)
     _check_logits(loaded, eager[1], texts[1])  # a short text: eager logits of every row are large
     return least
 
@@ -54,14 +58,30 @@ def _texts(loaded: LoadedModel) -> list[list[int]]:
     windows = [traits.window for traits in loaded.layers.values() if traits.window]
     longest = max(windows) + 9 if windows and max(windows) <= 1024 else 70
     generator = random.Random(0)
-    lengths = [min(length, loaded.max_positions) for length in (1, 17, longest)]
-    return [[generator.randrange(3, loaded.vocab_size) for _ in range(length)] for length in lengths]
+    # 1, 17 and 20 are near enough that a padded forward takes them together.
+    lengths = [min(length, loaded.max_positions) for length in (1, 17, 20, longest)]
+    texts = [[generator.randrange(3, loaded.vocab_size) for _ in range(length)] for length in lengths]
+    padding = getattr(loaded.config, "pad_token_id", None)
+    if not loaded.is_causal and padding is not None and 0 <= padding < loaded.vocab_size:
+        texts[2][len(texts[2]) // 2] = padding
+    return texts
 
 
-def _run_packed(
-    runner: ModelRunner, scheduler: Scheduler, builder: BatchBuilder, texts: list[list[int]]
+def _token_types(ids: list[int]) -> list[int]:
+    return [int(2 * place >= len(ids)) for place in range(len(ids))]
+
+
+def run_batched(
+    runner: ModelRunner,
+    scheduler: Scheduler,
+    builder: BatchBuilder,
+    texts: list[list[int]],
+    token_types: list[list[int]] | None = None,
 ) -> list[torch.Tensor]:
+    """Hidden rows [L, H] of each text, all of them scheduled, chunked and batched as in serving."""
     sequences = [Sequence(Task.EMBED, list(ids)) for ids in texts]
+    for sequence, types in zip(sequences, token_types or [], strict=False):
+        sequence.token_type_ids = types
     rows: dict[Sequence, list[torch.Tensor]] = {sequence: [] for sequence in sequences}
     for sequence in sequences:
         scheduler.add([sequence])
@@ -77,21 +97,19 @@ def _run_packed(
     return [torch.cat(rows[sequence]) for sequence in sequences]
 
 
-@contextlib.contextmanager
-def _eager_attention(loaded: LoadedModel) -> Iterator[None]:
-    """transformers' own attention while the block runs, the packed one afterwards whatever happens."""
-    packed_name = loaded.model.config._attn_implementation
-    loaded.model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        loaded.model.set_attn_implementation(packed_name)
-
-
 @torch.inference_mode()
 def _run_eager(loaded: LoadedModel, texts: list[list[int]]) -> list[torch.Tensor]:
-    with _eager_attention(loaded):
-        return [loaded.body(input_ids=torch.tensor([ids], device=loaded.device)).last_hidden_state[0] for ids in texts]
+    with eager_attention(loaded.model):
+        return [_eager_rows(loaded, ids) for ids in texts]
+
+
+def _eager_rows(loaded: LoadedModel, ids: list[int]) -> torch.Tensor:
+    inputs = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+    if loaded.takes_token_types:
+        inputs["token_type_ids"] = _token_types(ids)
+    tensors = {name: torch.tensor([values], device=loaded.device) for name, values in inputs.items()}
+    rows: torch.Tensor = loaded.body(**tensors).last_hidden_state[0]
+    return rows
 
 
 @torch.inference_mode()
@@ -99,7 +117,7 @@ def _check_logits(loaded: LoadedModel, hidden: torch.Tensor, ids: list[int]) -> 
     """The output head's scale and softcap against the model's own logits."""
     if loaded.output_head is None:
         return
-    with _eager_attention(loaded):
+    with eager_attention(loaded.model):
         reference = loaded.model(input_ids=torch.tensor([ids], device=loaded.device)).logits[0, -1].float()
     own = loaded.output_head.logits(hidden[-1:])[0].float()
     error = ((own - reference).norm() / reference.norm()).item()

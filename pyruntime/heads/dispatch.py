@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pyruntime.heads.classifier import CrossEncodingPooler
 from pyruntime.heads.pooler import Pooler
 from pyruntime.heads.sampler import Sampler
 from pyruntime.heads.score_head import ScoreHead
@@ -15,22 +16,27 @@ from pyruntime.types import ForwardBatch, Task
 
 
 class Heads:
-    """All heads of one model; an encoder has a pooler alone."""
+    """All heads of one model: a language model has all but the classifier, a plain encoder the pooler alone."""
 
     def __init__(self, loaded: LoadedModel, sentence: SentenceSettings) -> None:
         output_head = loaded.output_head
-        self._pooler = Pooler()
+        self._pooler = Pooler(loaded, sentence)
         self._sampler = Sampler(output_head) if output_head is not None else None
         self._score_head = ScoreHead(output_head) if output_head is not None else None
+        self._classifier = CrossEncodingPooler(loaded.classifier) if loaded.classifier is not None else None
 
     @torch.inference_mode()
     def read(self, hidden: torch.Tensor, batch: ForwardBatch) -> list[Any]:
         """One output a reading row, in row order: sampled token, vector or label scores; None where not finite."""
         for rows in batch.rows:
             if rows.task is Task.EMBED and not rows.reads:
-                self._pooler.keep_partial(hidden, rows)
+                self._pooler.keep_partial(hidden, batch, rows)
+            if rows.task is Task.CLASSIFY and not rows.reads and self._classifier is not None:
+                self._classifier.keep_partial(hidden, rows)
         outputs: dict[Task, Any] = {Task.EMBED: iter(self._pooler.pool(hidden, batch).embeddings)}
         if self._sampler is not None and self._score_head is not None:
             outputs[Task.GENERATE] = iter(self._sampler.sample(hidden, batch).tokens)
             outputs[Task.SCORE] = iter(self._score_head.score(hidden, batch).scores)
+        if self._classifier is not None:
+            outputs[Task.CLASSIFY] = iter(self._classifier.classify(hidden, batch).scores)
         return [next(outputs[rows.task]) for rows in batch.rows if rows.reads]

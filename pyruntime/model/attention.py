@@ -7,6 +7,9 @@ are handled here, by the compiled kernels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -30,7 +33,10 @@ HARMLESS_KEYWORDS = frozenset(
 
 @dataclass(slots=True)
 class LayerTraits:
-    """What one layer asked of attention during the probe forward."""
+    """What one layer asked of attention during the probe forward.
+
+    ``window``: how many keys a row sees on each side it may look to, itself included; None is all of them.
+    """
 
     shape: LayerShape
     is_causal: bool
@@ -39,11 +45,27 @@ class LayerTraits:
 
 @dataclass(slots=True)
 class AttentionContext:
-    """Handed through the model's forward to each layer. ``probe`` collects traits instead of using a cache."""
+    """What the layers of a running forward need to know. ``probe`` collects their traits instead of using a cache;
+    ``causal`` answers for layers that do not say themselves."""
 
     batch: ForwardBatch
     cache: KVCache | None = None
     probe: dict[int, LayerTraits] | None = None
+    causal: bool = True
+
+
+# Beside the model's arguments, since not every model hands unknown keywords down to its attention.
+_current: ContextVar[AttentionContext] = ContextVar("attention_context")
+
+
+@contextmanager
+def attending(context: AttentionContext) -> Iterator[None]:
+    """Layers that run inside the block, in this thread, attend over ``context``'s batch."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def packed_attention_forward(
@@ -52,7 +74,6 @@ def packed_attention_forward(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    attention_context: AttentionContext | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -62,23 +83,24 @@ def packed_attention_forward(
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention over the packed batch. query [1, Hq, T, D], key/value [1, Hk, T, ·] → [1, T, Hq, Dv]."""
-    if attention_context is None:
-        raise ModelLoadError(f"{type(module).__name__} does not hand keyword arguments down to its attention")
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    context = _current.get()
+    causal = bool(getattr(module, "is_causal", context.causal) if is_causal is None else is_causal)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    if attention_context.probe is not None:
-        _record(attention_context.probe, module, k, v, causal, sliding_window, keywords)
+    if context.probe is not None:
+        _record(context.probe, module, k, v, causal, sliding_window, keywords)
+    window = -1 if sliding_window is None else sliding_window - 1
     options: dict[str, Any] = {
         "scale": query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        "window_left": -1 if sliding_window is None else sliding_window - 1,
+        "window_left": window,
         "softcap": float(softcap or 0.0),
-        "sinks": s_aux,
+        "sinks": None if s_aux is None else s_aux.float(),
     }
-    if attention_context.cache is None:
-        output = attention_ops.packed_attention(q, k, v, attention_context.batch.query_starts, causal=causal, **options)
+    if context.cache is None:
+        # Two-sided windows reach as far ahead as back: ModernBERT, EmbeddingGemma.
+        options["window_right"] = -1 if causal else window
+        output = attention_ops.packed_attention(q, k, v, context.batch.query_starts, causal=causal, **options)
     else:
-        layer = cast(int, module.layer_idx)
-        output = _paged(layer, q, k, v, attention_context.batch, attention_context.cache, options)
+        output = _paged(cast(int, module.layer_idx), q, k, v, context.batch, context.cache, options)
     return output.unsqueeze(0), None
 
 
@@ -118,9 +140,11 @@ def _record(
     unknown = sorted(k for k, v in keywords.items() if k not in HARMLESS_KEYWORDS and v is not None and v is not False)
     if unknown:
         raise ModelLoadError(f"{name} passes attention options that the packed kernels do not know: {unknown}")
-    if window is not None and not causal:
-        raise ModelLoadError(f"{name} uses a two-sided attention window, which is not served yet")
-    layer = cast(int, getattr(module, "layer_idx", len(probe)))
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        if causal:
+            raise ModelLoadError(f"{name} does not know its layer index, so its keys cannot be cached")
+        layer = len(probe)
     if layer in probe:
         raise ModelLoadError(f"{name}: two attention modules share layer index {layer}")
     probe[layer] = LayerTraits(LayerShape(key.shape[1], key.shape[2], value.shape[2]), causal, window)

@@ -22,7 +22,7 @@ def linear(
     num_rows = x.numel() // x.shape[-1]
     if x.device.type != "cpu" or (num_rows > MAX_ROWS and not row_invariant):
         return functional.linear(x, weight, bias)
-    rows = linear_rows(x.reshape(num_rows, x.shape[-1]), weight, bias)
+    rows = linear_rows(x.reshape(num_rows, x.shape[-1]).contiguous(), weight, bias)
     return rows.view(*x.shape[:-1], weight.shape[0])
 
 

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from pyruntime.errors import ModelLoadError
-from pyruntime.model.attention import AttentionContext, LayerTraits
+from pyruntime.model.attention import IMPLEMENTATION, LayerTraits
+from pyruntime.model.classifier import Classifier, classifier_of
 from pyruntime.model.few_rows import use_few_rows_linears
 from pyruntime.model.gguf import ensure_converted, is_gguf
 from pyruntime.model.kv_cache import LayerShape
+from pyruntime.model.limits import max_positions
 from pyruntime.model.output_head import OutputHead, output_head_of
-from pyruntime.model.weights import CAUSAL_SUFFIXES, load_weights
-from pyruntime.types import ForwardBatch
+from pyruntime.model.probe import probe_body
+from pyruntime.model.weights import CAUSAL_SUFFIXES, load_weights, refuse_adapter
+from pyruntime.types import ExecutionPath
+
+# What may be read of a hub repository: "*" passes folders too. Beside safetensors, modules of sentence-transformers
+# and the heads of BGE-M3 come as pickles, of which only tensors are read.
+HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*/pytorch_model.bin", "*_linear.pt")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """``body`` gives hidden rows; ``output_head`` is None for encoders. ``model`` is what transformers loaded."""
+    """``body`` gives hidden rows; ``output_head`` is None for encoders. ``model`` is what transformers loaded.
+
+    ``layers`` is empty for models that run padded, ``one_by_one`` no two texts in one forward.
+    """
 
     folder: Path
     config: Any
@@ -36,6 +47,8 @@ class LoadedModel:
     device: str
     position_offset: int
     takes_token_types: bool
+    classifier: Classifier | None = None
+    one_by_one: bool = False
 
     @property
     def architecture(self) -> str:
@@ -47,7 +60,7 @@ class LoadedModel:
 
     @property
     def vocab_size(self) -> int:
-        return int(self.body.get_input_embeddings().num_embeddings)
+        return int(self.body.get_input_embeddings().weight.shape[0])
 
     @property
     def cache_shapes(self) -> dict[int, LayerShape]:
@@ -55,12 +68,13 @@ class LoadedModel:
         return {index: traits.shape for index, traits in self.layers.items()}
 
     @property
+    def execution_path(self) -> ExecutionPath:
+        return ExecutionPath.PACKED if self.layers else ExecutionPath.PADDED
+
+    @property
     def max_positions(self) -> int:
         """Tokens that the position embeddings or the rotary training length allow."""
-        limit = getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "n_positions", None)
-        if not limit:
-            raise ModelLoadError(f"{self.folder}: the config names no max_position_embeddings")
-        return int(limit) - self.position_offset
+        return max_positions(self.config, self.folder, self.position_offset)
 
 
 def resolve_folder(path: str, progress: Callable[[str], None]) -> Path:
@@ -75,7 +89,10 @@ def resolve_folder(path: str, progress: Callable[[str], None]) -> Path:
 
     progress(f"fetching {path} from the hub")
     try:
-        return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]))
+        folder = Path(snapshot_download(path, allow_patterns=list(HUB_FILES)))
+        if not any(folder.glob("*.safetensors")):  # an older repository; newer ones often hold both forms
+            folder = Path(snapshot_download(path, allow_patterns=[*HUB_FILES, "pytorch_model*.bin"]))
+        return folder
     except Exception as error:
         raise ModelLoadError(f"{path}: not a folder, and the hub has it not: {error}") from error
 
@@ -86,40 +103,64 @@ def load_model(folder: Path, dtype: str, device: str, deterministic: bool = Fals
     ``deterministic``: a row's result does not depend on what else is in the batch, at the cost of
     slower linears for many rows.
     """
-    try:
-        config = AutoConfig.from_pretrained(folder)
-    except Exception as error:
-        raise ModelLoadError(f"{folder}: config.json: {error}") from error
+    refuse_adapter(folder)
+    config = _config(folder)
     architecture = (config.architectures or ["unnamed"])[0]
     try:
         model = load_weights(folder, architecture, _torch_dtype(dtype, config, device))
     except ModelLoadError:
         raise
     except Exception as error:
-        raise ModelLoadError(f"{folder}: {architecture}: {type(error).__name__}: {error}") from error
+        raise ModelLoadError(f"{folder}: {architecture}: {_problem(error)}") from error
     model = model.to(device).eval().requires_grad_(False)
     use_few_rows_linears(model, deterministic)
     is_lm = type(model).__name__.endswith(CAUSAL_SUFFIXES)
     body = model.base_model
     offset = _position_offset(body)
-    layers = _probe(body, device, offset)
-    causal = {traits.is_causal for traits in layers.values()}
-    if len(causal) != 1:
-        problem = f"{len(causal)} kinds of attention among {len(layers)} packed layers; one is served"
-        raise ModelLoadError(f"{folder}: {problem}")
+    try:
+        _check_embeddings(body)
+        traits = probe_body(model, device, offset, is_lm)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{folder}: {architecture} is not served: {error}") from error
     return LoadedModel(
         folder=folder,
         config=model.config,
         model=model,
         body=body,
-        output_head=output_head_of(model, model.config, deterministic) if is_lm and causal == {True} else None,
-        layers=layers,
-        is_causal=causal == {True},
+        output_head=output_head_of(model, model.config, deterministic) if is_lm and traits.is_causal else None,
+        layers=traits.layers,
+        is_causal=traits.is_causal,
         dtype=next(body.parameters()).dtype,
         device=device,
         position_offset=offset,
         takes_token_types=_takes_token_types(body),
+        classifier=classifier_of(folder, model, is_causal=traits.is_causal),
+        one_by_one=deterministic or traits.one_by_one,
     )
+
+
+def _config(folder: Path) -> Any:
+    file = folder / "config.json"
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{file}: {error}") from error
+    if not isinstance(fields, dict):
+        raise ModelLoadError(f"{file}: not an object")
+    model_type, remote = fields.get("model_type"), fields.get("auto_map")
+    if remote and model_type not in CONFIG_MAPPING:
+        problem = f"model_type {model_type!r} is not one of transformers' own; it requires remote code"
+        raise ModelLoadError(f"{file}: {problem} (auto_map {remote}), which is never run")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:
+        raise ModelLoadError(f"{file}: {error}") from error
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, KeyError) and error.args == (IMPLEMENTATION,):
+        return "its attention classes are its own, outside transformers' attention interface; not served"
+    return f"{type(error).__name__}: {error}"
 
 
 def _torch_dtype(name: str, config: Any, device: str) -> torch.dtype:
@@ -137,44 +178,13 @@ def _position_offset(body: Any) -> int:
     return 0 if padding is None else padding + 1
 
 
+def _check_embeddings(body: Any) -> None:
+    try:
+        body.get_input_embeddings().weight.shape[0]
+    except (NotImplementedError, AttributeError) as error:
+        raise ModelLoadError("it has no table of input embeddings, so token ids have no range") from error
+
+
 def _takes_token_types(body: Any) -> bool:
-    has_types = (getattr(body.config, "type_vocab_size", 0) or 0) > 0
+    has_types = (getattr(body.config, "type_vocab_size", 0) or 0) > 1
     return has_types and "token_type_ids" in inspect.signature(body.forward).parameters
-
-
-def _probe(body: Any, device: str, offset: int) -> dict[int, LayerTraits]:
-    """One small forward that records what every layer asks of attention and refuses what is unknown."""
-    layers: dict[int, LayerTraits] = {}
-    batch = ForwardBatch(
-        rows=[],
-        input_ids=torch.ones(5, dtype=torch.int64, device=device),
-        positions=torch.tensor([0, 1, 2, 0, 1], device=device),
-        query_starts=torch.tensor([0, 3, 5], dtype=torch.int32, device=device),
-    )
-    run_body(body, batch, AttentionContext(batch, probe=layers), offset, token_types=None)
-    expected = getattr(body.config, "num_hidden_layers", len(layers))
-    if len(layers) != expected:
-        raise ModelLoadError(
-            f"{type(body).__name__}: {len(layers)} of {expected} layers went through the packed attention; "
-            "this architecture is not served"
-        )
-    return layers
-
-
-@torch.inference_mode()
-def run_body(
-    body: Any,
-    batch: ForwardBatch,
-    context: AttentionContext,
-    position_offset: int,
-    token_types: torch.Tensor | None,
-) -> torch.Tensor:
-    """The one place that calls a transformers body: packed ids [T] → last hidden rows [T, H]."""
-    keywords: dict[str, Any] = {"attention_context": context}
-    if token_types is not None:
-        keywords["token_type_ids"] = token_types.unsqueeze(0)
-    positions = batch.positions + position_offset if position_offset else batch.positions
-    output = body(
-        input_ids=batch.input_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **keywords
-    )
-    return output.last_hidden_state[0]

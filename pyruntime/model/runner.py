@@ -6,8 +6,10 @@ import torch
 
 from pyruntime.model.attention import AttentionContext
 from pyruntime.model.kv_cache import KVCache
-from pyruntime.model.loader import LoadedModel, run_body
-from pyruntime.types import ForwardBatch
+from pyruntime.model.loader import LoadedModel
+from pyruntime.model.packed import run_packed
+from pyruntime.model.padded import run_padded
+from pyruntime.types import ExecutionPath, ForwardBatch
 
 
 class ModelRunner:
@@ -21,6 +23,9 @@ class ModelRunner:
         """Hidden rows [T, H] in the model's dtype, one a token of the packed batch."""
         if self.cache is not None and batch.block_copies is not None:
             self.cache.copy_blocks(batch.block_copies)
-        types = batch.token_type_ids if self.loaded.takes_token_types else None
-        context = AttentionContext(batch, self.cache)
-        return run_body(self.loaded.body, batch, context, self.loaded.position_offset, types)
+        loaded = self.loaded
+        types = batch.token_type_ids if loaded.takes_token_types else None
+        if loaded.execution_path is ExecutionPath.PADDED:
+            return run_padded(loaded.body, batch, types, loaded.config.pad_token_id, loaded.one_by_one)
+        context = AttentionContext(batch, self.cache, causal=loaded.is_causal)
+        return run_packed(loaded.body, batch, context, loaded.position_offset, types)

@@ -6,30 +6,88 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModel, AutoModelForCausalLM
+import transformers
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+    AutoModelForTokenClassification,
+)
 
 from pyruntime.errors import ModelLoadError
 from pyruntime.model.attention import IMPLEMENTATION
+from pyruntime.model.sentence import needs_masked_lm
 
 CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
+SEQUENCE_CLASSIFIER_SUFFIX = "ForSequenceClassification"
+TOKEN_CLASSIFIER_SUFFIX = "ForTokenClassification"
+CLASSIFIER_SUFFIXES = (SEQUENCE_CLASSIFIER_SUFFIX, TOKEN_CLASSIFIER_SUFFIX)
 PLAIN_SUFFIXES = ("Model", "ForMaskedLM", "ForPreTraining")
-# An encoder saved without the pooler that transformers would add, or with heads that embedding does not use.
-UNUSED_WEIGHTS = ("pooler.", "cls.", "lm_head.")
+# The first suffix that fits decides: "EncoderModel", the encoder half of an encoder-decoder, stands before "Model".
+LOADERS: dict[str, Any] = {
+    **dict.fromkeys(CAUSAL_SUFFIXES, AutoModelForCausalLM),
+    SEQUENCE_CLASSIFIER_SUFFIX: AutoModelForSequenceClassification,
+    TOKEN_CLASSIFIER_SUFFIX: AutoModelForTokenClassification,
+    "EncoderModel": AutoModelForTextEncoding,
+    **dict.fromkeys(PLAIN_SUFFIXES, AutoModel),
+}
+# A plain encoder saved without the pooler that transformers would add: embedding does not read it.
+UNUSED_WEIGHTS = ("pooler.",)
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raises ``ModelLoadError`` for a PEFT adapter, which is a difference to weights that are elsewhere."""
+    file = folder / "adapter_config.json"
+    if file.is_file():
+        raise ModelLoadError(f"{file}: a PEFT adapter is not served; merge it into its base model and serve the result")
 
 
 def load_weights(folder: Path, architecture: str, dtype: torch.dtype) -> Any:
-    if architecture.endswith(CAUSAL_SUFFIXES):
-        loader: Any = AutoModelForCausalLM
-    elif architecture.endswith(PLAIN_SUFFIXES):
-        loader = AutoModel
-    else:
-        served = [f"…{suffix}" for suffix in (*CAUSAL_SUFFIXES, *PLAIN_SUFFIXES)]
-        raise ModelLoadError(f"{folder}: architecture {architecture} is not served; served: {served}")
+    """The model of class ``architecture``, or of its body where only that is read.
+
+    ``…ForMaskedLM`` keeps its head where the folder's modules read it (SPLADE). Raises ``ModelLoadError`` for a class
+    that is not transformers' own or not served, and for weights that are missing or of another shape.
+    """
+    if not hasattr(transformers, architecture):
+        raise ModelLoadError(
+            f"{folder / 'config.json'}: architecture {architecture} is not one of transformers' own, and remote code "
+            "is never run"
+        )
+    loader = _loader(folder, architecture)
     model, report = loader.from_pretrained(
-        folder, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True
+        folder,
+        dtype=dtype,
+        attn_implementation=IMPLEMENTATION,
+        output_loading_info=True,
+        # Reported below by name; transformers' own error names neither the weight nor the shapes.
+        ignore_mismatched_sizes=True,
+        trust_remote_code=False,
     )
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith(UNUSED_WEIGHTS))
-    mismatched = sorted(map(str, report.get("mismatched_keys") or []))
+    ignored = UNUSED_WEIGHTS if loader is AutoModel else ()
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith(ignored))
+    mismatched = [
+        f"{key} is {list(stored)} in the file and {list(wanted)} by config.json"
+        for key, stored, wanted in sorted(report["mismatched_keys"])
+    ]
     if missing or mismatched:
-        raise ModelLoadError(f"{folder}: the weights do not fit the config; missing {missing}, mismatched {mismatched}")
+        problem = f"the weights do not fit config.json; missing {missing}, mismatched {mismatched}"
+        raise ModelLoadError(f"{folder}: {problem}")
+    if architecture.endswith(CLASSIFIER_SUFFIXES) and type(model).__name__ != architecture:
+        problem = f"architecture {architecture}, but its model_type loads as {type(model).__name__}"
+        raise ModelLoadError(f"{folder / 'config.json'}: {problem}")
     return model
+
+
+def _loader(folder: Path, architecture: str) -> Any:
+    if needs_masked_lm(folder):
+        if not architecture.endswith("ForMaskedLM"):
+            problem = f"the modules read a masked-language-model head, which {architecture} has not"
+            raise ModelLoadError(f"{folder / 'modules.json'}: {problem}")
+        return AutoModelForMaskedLM
+    for suffix, loader in LOADERS.items():
+        if architecture.endswith(suffix):
+            return loader
+    served = [f"…{suffix}" for suffix in LOADERS]
+    raise ModelLoadError(f"{folder}: architecture {architecture} is not served; served: {served}")

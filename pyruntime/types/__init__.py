@@ -13,7 +13,7 @@ from pyruntime.types.batch import (
     SequenceRows,
 )
 from pyruntime.types.enums import Capability, EmbeddingKind, ExecutionPath, FinishReason, PoolingType, Task
-from pyruntime.types.model_info import ModelInfo
+from pyruntime.types.model_info import ModelInfo, QueryExpansion
 from pyruntime.types.requests import (
     ClassifyRequest,
     EmbedRequest,
@@ -48,6 +48,7 @@ __all__ = [
     "GenerationBatchResult",
     "ModelInfo",
     "PoolingType",
+    "QueryExpansion",
     "SampledToken",
     "SamplingParams",
     "ScoreRequest",

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pyruntime.types.enums import Capability, EmbeddingKind, ExecutionPath, PoolingType
+
+
+class QueryExpansion(NamedTuple):
+    """How a late-interaction model lengthens queries: ``token_id`` is appended up to ``length`` tokens in all.
+
+    ``cuts``: longer queries are truncated to ``length``. ``attended``: the other tokens see the appended ones; where
+    they do not, the packed forward cannot make such queries.
+    """
+
+    token_id: int
+    length: int
+    cuts: bool
+    attended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +27,10 @@ class ModelInfo:
 
     ``embedding_dimensions``: width of a dense vector after every module; ``token_embedding_dimensions``: of a
     per-token one. ``labels``: the classifier's, by index. ``similarity``: cosine, dot, euclidean, manhattan, or empty.
-    ``classifies_tokens``: the classifier answers for each token.
+    ``classifies_tokens``: the classifier answers for each token. ``late_interaction``: its per-token vectors are made
+    to be compared by MaxSim. ``prompt_is_pooled``: False where pooling leaves the prompt's rows out
+    (``EmbedRequest.skip_rows``). ``query_expansion``: what a late-interaction model does to queries.
+    ``ignored_tail_id``: a classifier that reads the last token reads the last that is not this one.
     """
 
     name: str
@@ -34,6 +51,10 @@ class ModelInfo:
     token_embedding_dimensions: int = 0
     similarity: str = ""
     classifies_tokens: bool = False
+    late_interaction: bool = False
     execution_path: ExecutionPath = ExecutionPath.PACKED
     weights_bytes: int = 0
     kv_cache_bytes: int = 0
+    prompt_is_pooled: bool = True
+    query_expansion: QueryExpansion | None = None
+    ignored_tail_id: int | None = None

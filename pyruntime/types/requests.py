@@ -60,7 +60,8 @@ class EmbedRequest:
 
     ``kind`` SPARSE reads none of pooling, normalize and dimensions; PER_TOKEN reads the last two.
     ``skip_rows``: how many first rows of each input its pooling leaves out, for models whose prompts are
-    read but not pooled; None leaves nothing out.
+    read but not pooled; None leaves nothing out. ``as_query``: PER_TOKEN inputs are queries, which keep the tokens
+    that a late-interaction model leaves out of documents.
     """
 
     inputs: list[list[int]]
@@ -72,6 +73,7 @@ class EmbedRequest:
     request_id: str = ""
     kind: EmbeddingKind = EmbeddingKind.DENSE
     skip_rows: list[int] | None = None
+    as_query: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class ScoreRequest:
 
     ``apply_softmax``: softmax of the label logits / temperature over the labels alone; otherwise the
     labels' probabilities under the softmax over the whole vocabulary. The prefix is computed once.
+    ``raw``: the labels' logits as they are, whatever the other two say.
     """
 
     prefix: list[int]
@@ -89,6 +92,7 @@ class ScoreRequest:
     temperature: float = 1.0
     priority: int = 0
     request_id: str = ""
+    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)

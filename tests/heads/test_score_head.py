@@ -15,7 +15,7 @@ def rows_of(requests):
 
 
 @pytest.mark.parametrize(("softcap", "scale"), [(0.0, 1.0), (5.0, 0.5)])
-def test_both_forms_in_one_batch(softcap, scale):
+def test_all_forms_in_one_batch(softcap, scale):
     torch.manual_seed(2)
     head = OutputHead(torch.randn(77, 16), torch.randn(77), scale, softcap)
     requests = [
@@ -23,17 +23,20 @@ def test_both_forms_in_one_batch(softcap, scale):
         ScoreRequest([], [[1, 2]], [5], False),
         ScoreRequest([], [[1, 2]], [9, 8, 7], True),
         ScoreRequest([], [[1, 2]], [0, 76, 3], False),
+        ScoreRequest([], [[1, 2]], [11, 2], True, 3.0, raw=True),
     ]
-    hidden = torch.randn(8, 16)
+    hidden = torch.randn(10, 16)
     scores = ScoreHead(head).score(hidden, ForwardBatch(rows_of(requests), None, None, None)).scores
     for place, (request, own) in enumerate(zip(requests, scores, strict=True)):
         logits = (hidden[2 * place + 1].double() @ head.weight.double().T + head.bias.double()) * scale
         logits = torch.tanh(logits / softcap) * softcap if softcap else logits
-        if request.apply_softmax:
+        if request.raw:
+            expected = logits[request.label_ids]
+        elif request.apply_softmax:
             expected = torch.softmax(logits[request.label_ids] / request.temperature, dim=-1)
         else:
             expected = torch.softmax(logits, dim=-1)[request.label_ids]
-        torch.testing.assert_close(torch.tensor(own).double(), expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(torch.tensor(own).double(), expected, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-20])

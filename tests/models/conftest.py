@@ -7,6 +7,14 @@ from pyruntime.config import Settings
 from pyruntime.model.demo import demo_models
 from pyruntime.serving import load_served_model
 
+COLLECTED = pytest.StashKey[set[str]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Every test that was found, before -k and -m leave some out; ``test_models_table.py`` reads it."""
+    config.stash[COLLECTED] = {item.nodeid for item in items}
+
 
 @pytest.fixture(scope="session")
 def folders():

@@ -92,7 +92,7 @@ async def test_seeded_draws_do_not_depend_on_the_batch(gemma):
 
 async def test_one_forward_carries_all_three_tasks(gemma, gemma_eager):
     """A recorded batch holds decode rows, a prompt, a text to embed and an item to score; each is right."""
-    runner, batches = gemma.engine._runner, []
+    runner, batches = gemma.engine._steps._runner, []
     forward = runner.forward
 
     def recording(batch):

@@ -1,0 +1,98 @@
+"""Bodies that cannot be served right: each refused at load with the reason and a name."""
+
+import json
+
+import pytest
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from pyruntime.errors import ModelLoadError
+from pyruntime.model import attention
+from pyruntime.self_check import self_check
+from tests.models.architectures import COMMON, DECODERS, ENCODERS, GROUPED, LOCAL, SHORT, T5, load, parts, save
+
+BLOOM = {"vocab_size": 199, "hidden_size": 64, "n_layer": 2, "n_head": 4}
+REFUSED = {
+    "bloom": (BLOOM, AutoModelForCausalLM, "BloomForCausalLM is not served: 0 of 2 layers"),
+    "bloom as a plain body": (BLOOM, AutoModel, "BloomModel is not served: 0 of 2 layers"),
+    "falcon": (COMMON | {"alibi": True}, AutoModelForCausalLM, "FalconForCausalLM: its attention classes are its own"),
+    "mamba": (
+        {"vocab_size": 199, "hidden_size": 64, "num_hidden_layers": 2},
+        AutoModelForCausalLM,
+        "MambaForCausalLM is not served",
+    ),
+    "t5": (T5, AutoModel, "T5Model is not served: an encoder-decoder; its encoder half can be"),
+    "t5 to generate": (T5, AutoModelForSeq2SeqLM, "T5ForConditionalGeneration"),
+    # A dense layer stands between its last hidden row and its output matrix.
+    "modernbert-decoder": (LOCAL, AutoModelForCausalLM, "logits of the output head differ"),
+    "canine": (SHORT, AutoModel, "CanineModel is not served: it has no table of input embeddings"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_bodies_are_refused_by_name(tmp_path, name):
+    fields, factory, reason = REFUSED[name]
+    save(tmp_path, name.split()[0], fields, factory)
+    with pytest.raises(ModelLoadError, match=reason):
+        self_check(*parts(load(tmp_path)))
+
+
+def test_remote_code_is_never_run(tmp_path):
+    marker = tmp_path / "ran"
+    (tmp_path / "modeling_new.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    fields = {"model_type": "new", "architectures": ["NewModel"], "auto_map": {"AutoModel": "modeling_new.NewModel"}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelLoadError, match=r"config\.json: model_type 'new' .* requires remote code .*modeling_new"):
+        load(tmp_path)
+    assert not marker.exists()
+
+
+def test_remote_code_beside_a_class_of_transformers_own_is_not_run(tmp_path):
+    save(tmp_path, "bert", SHORT, AutoModel)
+    marker = tmp_path / "ran"
+    (tmp_path / "modeling_bert.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    fields = json.loads((tmp_path / "config.json").read_text())
+    fields["auto_map"] = {"AutoConfig": "modeling_bert.BertConfig", "AutoModel": "modeling_bert.BertModel"}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert load(tmp_path).architecture == "BertModel"
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"model_type": "no-such-model"}', '{"architectures": ["BertModel"]}'])
+def test_a_broken_config_is_refused_with_its_file(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        load(tmp_path)
+
+
+def test_weights_that_do_not_fit_the_config_are_refused(tmp_path):
+    save(tmp_path, "llama", GROUPED, AutoModelForCausalLM)
+    config = AutoConfig.from_pretrained(tmp_path)
+    config.num_hidden_layers = 3
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="missing"):
+        load(tmp_path)
+
+
+def test_a_wrong_packed_forward_is_caught(tmp_path, monkeypatch):
+    """The self-check must be able to fail: an off-by-one window is enough."""
+    save(tmp_path, "mistral", DECODERS["mistral"], AutoModelForCausalLM)
+    right = attention.attention_ops.paged_attention
+
+    def narrower(*args, window_left, **options):
+        return right(*args, window_left=window_left - 1, **options)
+
+    monkeypatch.setattr(attention.attention_ops, "paged_attention", narrower)
+    with pytest.raises(ModelLoadError, match="differs from eager"):
+        self_check(*parts(load(tmp_path)))
+
+
+def test_a_packed_forward_that_leaks_between_texts_is_not_taken(tmp_path, monkeypatch):
+    """Falls back to padding, which this mistake does not touch."""
+    save(tmp_path, "bert", ENCODERS["bert"], AutoModel)
+    right = attention.attention_ops.packed_attention
+
+    def leaking(q, k, v, starts, **options):
+        return right(q, k, v, starts[[0, -1]].contiguous(), **options)
+
+    monkeypatch.setattr(attention.attention_ops, "packed_attention", leaking)
+    assert load(tmp_path).execution_path.value == "padded"
