@@ -19,14 +19,14 @@ START_LIMIT_S = 300
 
 
 @contextmanager
-def running_server(dtype: str, log: Path) -> Iterator[str]:
-    """The address of a server with both demo models, SERVING. Its output goes to ``log``.
+def running_server(dtype: str, log: Path, *options: str) -> Iterator[str]:
+    """The address of a server with both demo models and ``options``, SERVING. Its output goes to ``log``.
 
     Raises ``RuntimeError`` with the end of the log when it stops or is not SERVING in time.
     """
     address = f"127.0.0.1:{_free_port()}"
     host, port = address.split(":")
-    command = [sys.executable, "server.py", "--demo", "--host", host, "--port", port, "--dtype", dtype]
+    command = [sys.executable, "server.py", "--demo", "--host", host, "--port", port, "--dtype", dtype, *options]
     with log.open("w") as output:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment)

@@ -57,6 +57,12 @@ class CapabilityMissing(PyruntimeError):
     reason = "CAPABILITY_MISSING"
 
 
+class AlreadyExists(PyruntimeError):
+    """A model of that name is there, in whichever state but failed."""
+
+    reason = "ALREADY_EXISTS"
+
+
 class ModelFailed(PyruntimeError):
     """The server was told to serve this model, but loading it failed."""
 
@@ -96,7 +102,7 @@ class NotReady(PyruntimeError):
 
 
 class DeadlinePassed(PyruntimeError):
-    """The client's deadline passed before the answer was ready."""
+    """The client's deadline passed before the answer was ready, or is sure to."""
 
     reason = "DEADLINE_PASSED"
 

@@ -7,13 +7,46 @@ fast tokenizer changes while it encodes, are switched off at construction and do
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from pyruntime.detokenization import IncrementalDetokenizer, StopMatcher
 from pyruntime.errors import CapabilityMissing, InvalidField, ModelLoadError
 
-__all__ = ["IncrementalDetokenizer", "StopMatcher", "Tokenizer"]
+__all__ = ["IncrementalDetokenizer", "PairFrame", "StopMatcher", "Tokenizer"]
+
+
+@dataclass(frozen=True, slots=True)
+class PairFrame:
+    """What a tokenizer's post-processor makes of two texts: ``before`` first ``between`` second ``after``.
+
+    Each of the five parts has its token types; those of a text are one number, ``first_type`` and ``second_type``.
+    ``num_special``: how many tokens are added to the two texts'.
+    """
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    before_types: tuple[int, ...]
+    between_types: tuple[int, ...]
+    after_types: tuple[int, ...]
+    first_type: int
+    second_type: int
+
+    @property
+    def num_special(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def join(self, first: list[int], second: list[int]) -> list[int]:
+        """The pair's ids, from each text's own without special tokens."""
+        return [*self.before, *first, *self.between, *second, *self.after]
+
+    def types(self, num_first: int, num_second: int) -> list[int]:
+        """The token types of a joined pair of so many tokens each."""
+        own = [self.first_type] * num_first, [self.second_type] * num_second
+        return [*self.before_types, *own[0], *self.between_types, *own[1], *self.after_types]
 
 
 class Tokenizer:
@@ -23,6 +56,8 @@ class Tokenizer:
     eos_token_ids      the tokenizer's own end-of-sequence ids (generation_config.json may know more)
     special_token_ids  ids that decoding with ``skip_special_tokens`` leaves out
     num_special        how many tokens encoding adds around one text
+    pair_frame         how two texts are put together; None where nothing would stand between them
+    reads_token_types  whether models of this tokenizer are given token types
     """
 
     def __init__(self, hf_tokenizer: Any) -> None:
@@ -40,6 +75,8 @@ class Tokenizer:
         self.special_token_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
         self._head, self._tail = _added_around(backend)
         self.num_special: int = len(self._head) + len(self._tail)
+        self.pair_frame: PairFrame | None = _pair_frame(backend)
+        self.reads_token_types: bool = "token_type_ids" in hf_tokenizer.model_input_names
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Tokenizer:
@@ -50,6 +87,16 @@ class Tokenizer:
             return cls(AutoTokenizer.from_pretrained(str(path)))
         except (ImportError, KeyError, OSError, ValueError) as error:
             raise ModelLoadError(f"no tokenizer can be read from {path}: {error}") from error
+
+    @property
+    def leading_special_ids(self) -> list[int]:
+        """What is put before a text: the beginning-of-sequence token, where there is one."""
+        return list(self._head)
+
+    @property
+    def trailing_special_ids(self) -> list[int]:
+        """What is put behind a text: an end-of-sequence or separator token, where there is one."""
+        return list(self._tail)
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Ids of ``text``, of any length; special tokens around it where the model has them."""
@@ -117,3 +164,24 @@ def _added_around(backend: Any) -> tuple[list[int], list[int]]:
     first = mask.index(0)
     after = len(mask) - mask[::-1].index(0)
     return probe.ids[:first], probe.ids[after:]
+
+
+def _pair_frame(backend: Any) -> PairFrame | None:
+    """Learnt from one pair: special tokens have no sequence of their own. Every text is put in the same frame."""
+    (probe,) = backend.encode_batch_fast([("a", "a")])
+    inside = [place for place, special in enumerate(probe.special_tokens_mask) if not special]
+    gaps = [place for place, following in pairwise(inside) if following > place + 1]
+    if len(gaps) != 1:
+        return None
+    first, second = slice(inside[0], gaps[0] + 1), slice(inside[inside.index(gaps[0]) + 1], inside[-1] + 1)
+    ids, types = probe.ids, probe.type_ids
+    return PairFrame(
+        before=tuple(ids[: first.start]),
+        between=tuple(ids[first.stop : second.start]),
+        after=tuple(ids[second.stop :]),
+        before_types=tuple(types[: first.start]),
+        between_types=tuple(types[first.stop : second.start]),
+        after_types=tuple(types[second.stop :]),
+        first_type=types[first.start],
+        second_type=types[second.start],
+    )

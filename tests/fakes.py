@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pyruntime.admission import Admission, Ticket
 from pyruntime.errors import ComputeFault, PyruntimeError
 from pyruntime.registry import GenerationDefaults, ServedModel
 from pyruntime.tokenization import Tokenizer
 from pyruntime.types import (
     Capability,
+    ClassifyRequest,
+    ClassifyResult,
+    EmbeddingKind,
     EmbedRequest,
     EmbedResult,
     FinishReason,
@@ -21,6 +25,7 @@ from pyruntime.types import (
     PoolingType,
     ScoreRequest,
     ScoreResult,
+    SparseVector,
     StepTiming,
     TokenEvent,
 )
@@ -91,9 +96,12 @@ class FakeEngine:
 
     def __init__(self, info: ModelInfo) -> None:
         self.info = info
+        self.admission = Admission(info.name, max_requests=1024, max_tokens=2**20)
+        self.admit = self.admission.admit
         self.generated: list[GenerateRequest] = []
         self.embedded: list[EmbedRequest] = []
         self.scored: list[ScoreRequest] = []
+        self.classified: list[ClassifyRequest] = []
         self.streams: list[FakeStream] = []
         self.refusal: Exception | None = None
         self.on_failed: Callable[[str], None] | None = None
@@ -103,7 +111,7 @@ class FakeEngine:
         self.unblocked = asyncio.Event()
         self.arrived = asyncio.Event()
 
-    def generate(self, request: GenerateRequest) -> FakeStream:
+    def generate(self, request: GenerateRequest, *, ticket: Ticket | None = None) -> FakeStream:
         self._refuse()
         self.generated.append(request)
         stream = self.next_stream or play("ok", n=request.n)
@@ -111,17 +119,21 @@ class FakeEngine:
         self.arrived.set()
         return stream
 
-    async def embed(self, request: EmbedRequest) -> tuple[list[EmbedResult], StepTiming]:
+    async def embed(
+        self, request: EmbedRequest, *, ticket: Ticket | None = None
+    ) -> tuple[list[EmbedResult], StepTiming]:
         self._refuse()
         self.embedded.append(request)
         await self._maybe_block()
         results = []
         for ids in request.inputs:
             error = ComputeFault("not finite") if POISON in ids else None
-            results.append(EmbedResult(vector_of(ids, request.dimensions), len(ids), 0, error))
+            results.append(EmbedResult(values_of(ids, request), len(ids), 0, error))
         return results, StepTiming(0.1, 0.2)
 
-    async def score(self, request: ScoreRequest) -> tuple[list[ScoreResult], StepTiming]:
+    async def score(
+        self, request: ScoreRequest, *, ticket: Ticket | None = None
+    ) -> tuple[list[ScoreResult], StepTiming]:
         self._refuse()
         self.scored.append(request)
         await self._maybe_block()
@@ -131,6 +143,23 @@ class FakeEngine:
             error = ComputeFault("not finite") if POISON in item else None
             scores = [1 / (1 + len(item) + label) for label in request.label_ids]
             results.append(ScoreResult(scores, len(ids), len(request.prefix) if place else 0, error))
+        return results, StepTiming(0.1, 0.2)
+
+    async def classify(
+        self, request: ClassifyRequest, *, ticket: Ticket | None = None
+    ) -> tuple[list[ClassifyResult], StepTiming]:
+        self._refuse()
+        self.classified.append(request)
+        await self._maybe_block()
+        results = []
+        for ids in request.inputs:
+            error = ComputeFault("not finite") if POISON in ids else None
+            whole, count = request.prefix + ids, len(self.info.labels)
+            scores = vector_of(whole, count)
+            if self.info.classifies_tokens:
+                scores = np.stack([vector_of(whole[: place + 1], count) for place in range(len(whole))])
+            scores = scores if request.raw else 1 / (1 + np.exp(-scores))
+            results.append(ClassifyResult(scores, len(whole), 0, error))
         return results, StepTiming(0.1, 0.2)
 
     def close(self) -> None:
@@ -152,6 +181,16 @@ class FakeEngine:
 def vector_of(ids: list[int], dimensions: int) -> np.ndarray:
     """A vector that depends on every id."""
     return np.random.default_rng(ids).standard_normal(dimensions).astype(np.float32)
+
+
+def values_of(ids: list[int], request: EmbedRequest) -> object:
+    """An embedding of the kind that is asked for."""
+    if request.kind is EmbeddingKind.DENSE:
+        return vector_of(ids, request.dimensions)
+    if request.kind is EmbeddingKind.PER_TOKEN:
+        return np.stack([vector_of(ids[: place + 1], request.dimensions) for place in range(len(ids))])
+    present = np.unique(np.array(ids, np.int64))
+    return SparseVector(present, (1 + present / 4).astype(np.float32))
 
 
 def play(text: str | bytes, *, n: int = 1, per_wakeup: int = 1, end: int | None = None, cached: int = 0) -> FakeStream:

@@ -27,12 +27,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "detokenization": set(),
     "tokenization": {"detokenization"},
     "ops": {"_C", "_C_cuda"},
-    "model": {"ops"},
+    "machine": set(),
+    "model": {"ops", "machine"},
     "heads": {"ops", "model"},
     "scheduler": set(),
     "jobs": {"scheduler"},
-    "engine": {"scheduler", "jobs", "gate"},
-    "registry": {"engine", "tokenization"},
+    "admission": set(),
+    "deadlines": {"jobs"},
+    "step_runner": {"scheduler"},
+    "step_loop": {"admission", "deadlines", "step_runner", "scheduler", "jobs"},
+    "engine": {"admission", "step_loop", "step_runner", "scheduler", "jobs", "gate"},
+    "rerank_template": {"tokenization"},
+    "rerank_folder": {"rerank_template", "tokenization"},
+    "registry": {"engine", "tokenization", "rerank_template"},
     "self_check": {"model", "scheduler"},
     "model_info": {"model"},
     "serving": {
@@ -40,21 +47,26 @@ MAY_IMPORT: dict[str, set[str]] = {
         "registry",
         "engine",
         "gate",
+        "machine",
         "self_check",
         "tokenization",
+        "rerank_folder",
+        "rerank_template",
         "scheduler",
         "model",
         "heads",
         "ops",
     },
-    "service": {"registry", "engine", "jobs", "tokenization", "v1"},
+    "lifecycle": {"registry", "serving", "model"},
+    "service": {"registry", "lifecycle", "engine", "jobs", "tokenization", "rerank_template", "v1"},
     "client": {"v1"},
-    "server": {"service", "registry", "serving", "model", "engine", "tokenization"},
+    "server": {"service", "lifecycle", "machine", "registry", "serving", "model", "engine", "tokenization"},
 }
 OPEN_TO_ALL = {"config", "errors", "types", ""}
 GRPC_ROOMS = {"service", "client", "server"}
 GRPC_MODULES = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "pyruntime.v1"}
 TORCH_FREE_ROOMS = {"service", "scheduler", "registry", "client", "config", "errors", "engine", "jobs", "gate"}
+TORCH_FREE_ROOMS |= {"lifecycle", "machine", "admission", "deadlines", "step_runner", "step_loop"}
 MAY_SEE_TORCH = {"scheduler/batch_builder.py"}
 
 

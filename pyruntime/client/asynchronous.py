@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
 
-from pyruntime.client import messages
+from pyruntime.client import bulk, messages, ranking
 from pyruntime.client.errors import ApiError
+from pyruntime.client.followed import FollowedChannel, own_status
 from pyruntime.client.messages import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Text
+from pyruntime.client.ranking import Classes, RankedDocument
 from pyruntime.client.sync import api_errors
-from pyruntime.v1 import embed_pb2_grpc, generate_pb2, generate_pb2_grpc, model_pb2, model_pb2_grpc, score_pb2_grpc
+from pyruntime.v1 import (
+    embed_pb2,
+    embed_pb2_grpc,
+    generate_pb2,
+    generate_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    score_pb2_grpc,
+)
+
+T = TypeVar("T")
 
 
 class AsyncClient:
@@ -26,10 +38,9 @@ class AsyncClient:
     """
 
     def __init__(self, target: str = DEFAULT_TARGET, *, timeout_s: float = DEFAULT_TIMEOUT_S, model: str = "") -> None:
-        self._channel = grpc.aio.insecure_channel(target, options=messages.CHANNEL_OPTIONS)
+        self._channel = FollowedChannel(grpc.aio.insecure_channel(target, options=messages.CHANNEL_OPTIONS))
         self._timeout_s = timeout_s
         self._model = model
-        self._open: set[Any] = set()
         self._closed = False
         self.generate_stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
         self.embed_stub = embed_pb2_grpc.EmbedServiceStub(self._channel)
@@ -37,12 +48,12 @@ class AsyncClient:
         self.model_stub = model_pb2_grpc.ModelServiceStub(self._channel)
 
     async def close(self) -> None:
-        """End the connection. Calls that are still open, streams included, end with ``ApiError`` CANCELLED."""
+        """End the connection. Calls that are still open, streams included, end with ``ApiError`` CANCELLED.
+
+        So do calls of the stubs, in grpc's own way: with ``asyncio.CancelledError``.
+        """
         self._closed = True
-        # The channel itself would end only those calls that a task is waiting for at this moment.
-        for call in list(self._open):
-            call.cancel()
-        await self._channel.close(None)
+        await self._channel.close()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -111,16 +122,60 @@ class AsyncClient:
                 yield chunk
 
     async def embed(
-        self, inputs: Iterable[Text], *, model: str = "", timeout_s: float | None = None, **options: Any
-    ) -> np.ndarray:
-        """float32 [N, D], in the order of ``inputs``. Raises if any input is bad.
+        self,
+        inputs: Iterable[Text],
+        *,
+        kind: str = "dense",
+        model: str = "",
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Any:
+        """One embedding an input, in their order. Raises if any input is bad.
 
+        ``kind``: "dense" gives float32 [N, D]; "sparse" a list of ``SparseVector``, token ids and their weights;
+        "per_token" a list of float32 [L, D], a vector a token.
         ``options``: pooling ("last", "cls", "mean"), normalize, dimensions, truncation ("none", "right",
         "left"), max_tokens, prompt_name, prompt, priority, request_id.
         """
-        request = messages.embed_request(inputs, model or self._model, options)
+        request = messages.embed_request(inputs, model or self._model, options | {"kind": kind})
         response = await self._answer(self.embed_stub.Embed, request, timeout_s)
-        return messages.stacked(messages.each_embedding(response))
+        return messages.embeddings(response, kind)
+
+    async def embed_stream(
+        self,
+        inputs: Iterable[Text] | AsyncIterable[Text],
+        *,
+        batch_size: int = bulk.BATCH_SIZE,
+        model: str = "",
+        timeout_s: float | None = None,
+        return_errors: bool = False,
+        **options: Any,
+    ) -> AsyncGenerator[Any, None]:
+        """An embedding for each input, in their order; of kinds and ``options`` as ``embed`` has them. For bulk work.
+
+        Takes ``inputs`` as it goes, a few requests ahead.
+        ``batch_size``: inputs in a request. ``return_errors``: yields the ``ApiError`` of a bad input in its place
+        instead of raising it. ``timeout_s``: for all of it; none by default. Closing the iterator stops the work.
+        """
+        requests: asyncio.Queue[embed_pb2.EmbedRequest | None] = asyncio.Queue()
+        call = self.embed_stub.EmbedStream(_until_none(requests), timeout=timeout_s)
+        responses, in_flight = aiter(call), 0
+        try:
+            with self._following(call):
+                async with own_status(call):
+                    async for batch in bulk.batches_of_either(inputs, batch_size):
+                        requests.put_nowait(messages.embed_request(batch, model or self._model, options))
+                        in_flight += 1
+                        if in_flight == bulk.IN_FLIGHT:
+                            for each in bulk.results(await anext(responses), return_errors):
+                                yield each
+                            in_flight -= 1
+                    requests.put_nowait(None)
+                    async for response in responses:
+                        for each in bulk.results(response, return_errors):
+                            yield each
+        finally:
+            requests.put_nowait(None)  # grpc's own task waits for it
 
     async def score(
         self,
@@ -139,6 +194,32 @@ class AsyncClient:
         request = messages.score_request(query, items, labels, model or self._model, options)
         response = await self._answer(self.score_stub.Score, request, timeout_s)
         return messages.stacked(messages.each_score(response))
+
+    async def rerank(
+        self, query: str, documents: Iterable[str], *, model: str = "", timeout_s: float | None = None, **options: Any
+    ) -> list[RankedDocument]:
+        """The documents by how well they answer the query, highest score first. Raises if any document is bad.
+
+        ``options``: instruction, top_n, return_documents, raw_scores, truncation ("none", "right", "left"),
+        max_tokens_per_document, priority, request_id.
+        """
+        request = ranking.rerank_request(query, documents, model or self._model, options)
+        return ranking.ranking(await self._answer(self.score_stub.Rerank, request, timeout_s))
+
+    async def classify(
+        self,
+        inputs: Iterable[Text | tuple[Text, Text]],
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> list[Classes]:
+        """The classes of each text, or of each pair given as a tuple of two. Raises if any input is bad.
+
+        ``options``: raw_scores, top_k, truncation ("none", "right", "left"), priority, request_id.
+        """
+        request = ranking.classify_request(inputs, model or self._model, options)
+        return ranking.classifications(await self._answer(self.score_stub.Classify, request, timeout_s))
 
     async def models(self) -> list[model_pb2.Model]:
         """The models that are ready."""
@@ -169,7 +250,6 @@ class AsyncClient:
     @contextlib.contextmanager
     def _following(self, call: Any) -> Iterator[None]:
         """The call is open inside, and over behind it, however it ends."""
-        self._open.add(call)
         try:
             with api_errors():
                 yield
@@ -180,5 +260,9 @@ class AsyncClient:
                 raise ApiError("CANCELLED", "the client was closed while the call was open") from None
             raise
         finally:
-            self._open.discard(call)
             call.cancel()
+
+
+async def _until_none(requests: asyncio.Queue[T | None]) -> AsyncIterator[T]:
+    while (request := await requests.get()) is not None:
+        yield request

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from pyruntime.client import console, messages
+from pyruntime.client import console, messages, ranking
 from pyruntime.client.errors import ApiError
 from pyruntime.client.messages import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, finish_name
 from pyruntime.client.sync import Client, api_errors
-from pyruntime.v1 import common_pb2, model_pb2, score_pb2
+from pyruntime.v1 import model_pb2
 
 # Returns how many of the inputs the server refused; those have been shown.
 Run: TypeAlias = Callable[[Client, argparse.Namespace], int]
@@ -22,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 when the server refuses or cannot be reached, 2 for bad usage, 130 when interrupted."""
     options = _parser().parse_args(argv)
     try:
-        with Client(options.target, timeout_s=options.timeout, model=getattr(options, "model", "")) as client:
+        timeout_s = DEFAULT_TIMEOUT_S if options.timeout is None else options.timeout
+        with Client(options.target, timeout_s=timeout_s, model=getattr(options, "model", "")) as client:
             return 1 if options.run(client, options) else 0
     except ApiError as error:
         console.print_error(error)
@@ -62,30 +63,31 @@ def run_generate(client: Client, options: argparse.Namespace) -> int:
 
 def run_embed(client: Client, options: argparse.Namespace) -> int:
     texts = console.texts(options.text, "text")
-    names = "pooling normalize dimensions truncation prompt_name".split()
+    names = "kind pooling normalize dimensions truncation prompt_name".split()
     given = {name: getattr(options, name) for name in names}
+    results = client.embed_stream(
+        texts, batch_size=console.CHUNK, timeout_s=options.timeout, return_errors=True, **given
+    )
     failed = 0
-    for start, chunk in console.chunks(texts, "texts"):
-        request = messages.embed_request(chunk, options.model, given)
-        with api_errors():
-            response = client.embed_stub.Embed(request, timeout=options.timeout)
-        for index, result in enumerate(messages.each_embedding(response), start):
-            if isinstance(result, ApiError):
-                failed += console.emit_error(options, index, "text", result)
-                continue
-            numbers = [float(str(number)) for number in result]  # the shortest digits of a float32
-            console.emit(options, {"index": index, "embedding": numbers}, " ".join(f"{number:g}" for number in numbers))
+    for index, result in enumerate(console.progress(results, len(texts), "texts")):
+        if isinstance(result, ApiError):
+            failed += console.emit_error(options, index, "text", result)
+        else:
+            record, line = console.shown_embedding(result)
+            console.emit(options, {"index": index} | record, line)
     return failed
 
 
 def run_score(client: Client, options: argparse.Namespace) -> int:
+    def ask(items: list[str]) -> list[Any]:
+        given = {"apply_softmax": options.apply_softmax, "item_first": options.item_first}
+        request = messages.score_request(options.query, items, options.label, options.model, given)
+        with api_errors():
+            return list(messages.each_score(client.score_stub.Score(request, timeout=options.timeout)))
+
     failed = 0
     for start, chunk in console.chunks(console.texts(options.item, "item"), "items"):
-        given = {"apply_softmax": options.apply_softmax, "item_first": options.item_first}
-        request = messages.score_request(options.query, chunk, options.label, options.model, given)
-        with api_errors():
-            response = client.score_stub.Score(request, timeout=options.timeout)
-        for index, result in enumerate(messages.each_score(response), start):
+        for index, result in enumerate(each_answer(chunk, "items", ask), start):
             if isinstance(result, ApiError):
                 failed += console.emit_error(options, index, "item", result)
                 continue
@@ -96,32 +98,59 @@ def run_score(client: Client, options: argparse.Namespace) -> int:
     return failed
 
 
+def each_answer(chunk: list[str], field: str, ask: Callable[[list[str]], list[Any]]) -> list[Any]:
+    """What ``ask`` says of each. A chunk without one good entry is refused whole: then each is asked about alone."""
+    try:
+        return ask(chunk)
+    except ApiError as error:
+        if not error.violations or any(not each.field.startswith(f"{field}[") for each in error.violations):
+            raise
+        return [error] if len(chunk) == 1 else [each_answer([entry], field, ask)[0] for entry in chunk]
+
+
 def run_rerank(client: Client, options: argparse.Namespace) -> int:
+    """In parts, since a document's score does not depend on the others."""
+    names = "instruction raw_scores truncation".split()
+    given = {name: getattr(options, name) for name in names}
+
+    def ask(part: list[str]) -> list[Any]:
+        request = ranking.rerank_request(options.query, part, options.model, given)
+        with api_errors():
+            response = client.score_stub.Rerank(request, timeout=options.timeout)
+        found: dict[int, Any] = {each.index: each.score for each in response.results}
+        found |= {each.index: ApiError.from_status(each.error) for each in response.errors}
+        return [found[index] for index in range(len(part))]
+
     documents = console.texts(options.document, "document")
-    request = score_pb2.RerankRequest(model=options.model, query=options.query, documents=documents)
-    if options.top_n is not None:
-        request.top_n = options.top_n
-    with api_errors():
-        response = client.score_stub.Rerank(request, timeout=options.timeout)
-    for result in response.results:
-        record = {"index": result.index, "score": result.score, "document": documents[result.index]}
-        console.emit(options, record, f"{result.score:.6f}  {documents[result.index]}")
-    errors = [(each.index, ApiError.from_status(each.error)) for each in response.errors]
-    return sum(console.emit_error(options, index, "document", error) for index, error in errors)
+    answers: list[Any] = []
+    for _, chunk in console.chunks(documents, "documents"):
+        answers += each_answer(chunk, "documents", ask)
+    good = [index for index, answer in enumerate(answers) if not isinstance(answer, ApiError)]
+    for index in sorted(good, key=lambda index: -answers[index])[: options.top_n]:
+        record = {"index": index, "score": answers[index], "document": documents[index]}
+        console.emit(options, record, f"{answers[index]:.6f}  {documents[index]}")
+    bad = [(index, answer) for index, answer in enumerate(answers) if isinstance(answer, ApiError)]
+    return sum(console.emit_error(options, index, "document", error) for index, error in bad)
 
 
 def run_classify(client: Client, options: argparse.Namespace) -> int:
+    given = {name: getattr(options, name) for name in "raw_scores top_k truncation".split()}
+    is_pair = options.first is not None
+
+    def ask(part: list[str]) -> list[Any]:
+        inputs = [(options.first, text) for text in part] if is_pair else part
+        request = ranking.classify_request(inputs, options.model, given)
+        with api_errors():
+            return list(ranking.each_classes(client.score_stub.Classify(request, timeout=options.timeout)))
+
     failed = 0
-    inputs = [common_pb2.Input(text=text) for text in console.texts(options.text, "text")]
-    with api_errors():
-        request = score_pb2.ClassifyRequest(model=options.model, inputs=inputs)
-        response = client.score_stub.Classify(request, timeout=options.timeout)
-    for result in response.results:
-        if result.HasField("error"):
-            failed += console.emit_error(options, result.index, "text", ApiError.from_status(result.error))
-            continue
-        scores = {each.label: each.score for each in result.scores}
-        console.emit(options, {"index": result.index, "scores": scores}, str(scores))
+    for start, chunk in console.chunks(console.texts(options.text, "text"), "texts"):
+        for index, result in enumerate(each_answer(chunk, "pairs" if is_pair else "inputs", ask), start):
+            if isinstance(result, ApiError):
+                failed += console.emit_error(options, index, "text", result)
+            else:
+                record, line = console.shown_classes(result)
+                console.emit(options, {"index": index, "text": chunk[index - start]} | record, line)
     return failed
 
 
@@ -157,6 +186,8 @@ def _parser() -> argparse.ArgumentParser:
     _generate_options(_command(commands, "generate", "continue a prompt, streamed as it grows", run_generate))
     embed = _command(commands, "embed", "turn texts into vectors", run_embed)
     embed.add_argument("text", nargs="*", help="texts; none or - reads lines from standard input")
+    embed.set_defaults(timeout=None)  # many texts take as long as they take
+    embed.add_argument("--kind", choices=["dense", "sparse", "per_token"], help="default: dense, one vector a text")
     embed.add_argument("--pooling", choices=["last", "cls", "mean"], help="default: the model's own")
     embed.add_argument("--normalize", action=argparse.BooleanOptionalAction, help="default: the model's own")
     embed.add_argument("--dimensions", type=int, help="keep the first numbers only")
@@ -171,9 +202,14 @@ def _parser() -> argparse.ArgumentParser:
     rerank = _command(commands, "rerank", "order documents by how well they answer a query", run_rerank)
     rerank.add_argument("query", help="the query")
     rerank.add_argument("document", nargs="*", help="documents; none or - reads lines from standard input")
-    rerank.add_argument("--top-n", type=int, help="how many come back; default all")
+    rerank.add_argument("--top-n", type=_count, help="how many come back; default all")
+    rerank.add_argument("--instruction", help="what the query looks for; default: the model's own")
+    _reading_options(rerank)
     classify = _command(commands, "classify", "which class each text has", run_classify)
     classify.add_argument("text", nargs="*", help="texts; none or - reads lines from standard input")
+    classify.add_argument("--first", help="each text is read as the second of a pair behind this one")
+    classify.add_argument("--top-k", type=_count, help="how many labels come back; default all")
+    _reading_options(classify)
     _command(commands, "models", "what the server serves", run_models, takes_model=False)
     tokenize = _command(commands, "tokenize", "the token ids of texts", run_tokenize)
     tokenize.add_argument("text", nargs="*", help="texts; none or - reads lines from standard input")
@@ -196,6 +232,18 @@ def _command(
     if takes_model:
         parser.add_argument("--model", default="", help="may be left out when one served model fits")
     return parser
+
+
+def _reading_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--raw-scores", action="store_true", help="logits instead of the model's activation")
+    parser.add_argument("--truncation", choices=["none", "right", "left"], help="default: none, too long is an error")
+
+
+def _count(value: str) -> int:
+    number = int(value)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is out of range; allowed: 1 or more")
+    return number
 
 
 def _generate_options(parser: argparse.ArgumentParser) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
+
 from pyruntime.client.errors import ApiError
+from pyruntime.client.ranking import Classes
+from pyruntime.types import SparseVector
 
 T = TypeVar("T")
 
@@ -53,6 +57,31 @@ def chunks(texts: list[T], unit: str) -> Iterator[tuple[int, list[T]]]:
             bar.update(len(chunk))
 
 
+def progress(results: Iterable[T], total: int, unit: str) -> Iterator[T]:
+    """The results as they come; many with a progress bar on standard error."""
+    from tqdm import tqdm
+
+    return iter(tqdm(results, total=total, unit=f" {unit}", disable=total < PROGRESS_FROM, file=sys.stderr))
+
+
+def shown_embedding(value: np.ndarray | SparseVector) -> tuple[dict[str, Any], str]:
+    """An embedding as a JSON record and as a line; vectors of tokens stand behind one another, split by semicolons."""
+    if isinstance(value, SparseVector):
+        ids, weights = value.ids.tolist(), numbers(value.weights)
+        pairs = " ".join(f"{token_id}:{weight:g}" for token_id, weight in zip(ids, weights, strict=True))
+        return {"token_ids": ids, "weights": weights}, pairs
+    if value.ndim == 1:
+        vector = numbers(value)
+        return {"embedding": vector}, " ".join(f"{number:g}" for number in vector)
+    vectors = [numbers(row) for row in value]
+    return {"embeddings": vectors}, "; ".join(" ".join(f"{number:g}" for number in row) for row in vectors)
+
+
+def numbers(vector: np.ndarray) -> list[float]:
+    """The shortest digits of each float32."""
+    return [float(str(number)) for number in vector]
+
+
 def emit(options: argparse.Namespace, record: dict[str, Any], line: str) -> None:
     print(json.dumps(record, ensure_ascii=False) if options.json else line)
 
@@ -72,3 +101,12 @@ def print_error(error: ApiError) -> None:
         print(f"  {violation.field}: {violation.description}", file=sys.stderr)
     if error.retry_after_s is not None:
         print(f"  retry in {error.retry_after_s:g} s", file=sys.stderr)
+
+
+def shown_classes(classes: Classes) -> tuple[dict[str, Any], str]:
+    """An input's classes as JSON's fields and as a line."""
+    if isinstance(classes, dict):
+        return {"scores": classes}, "  ".join(f"{label} {score:.6f}" for label, score in classes.items())
+    records = [{"token_id": each.token_id, "piece": each.piece, "scores": each.scores} for each in classes]
+    best = [(each.piece, *next(iter(each.scores.items()))) for each in classes]
+    return {"tokens": records}, "  ".join(f"{piece}/{label} {score:.3f}" for piece, label, score in best)

@@ -9,17 +9,32 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from pyruntime.client.errors import ApiError
+from pyruntime.types import SparseVector
 from pyruntime.v1 import common_pb2, embed_pb2, generate_pb2, model_pb2, score_pb2
 
 Text: TypeAlias = str | Sequence[int] | np.ndarray
 """A text, or its token ids."""
 
+Embedding: TypeAlias = np.ndarray | SparseVector
+"""Of one input: float32 [D], a ``SparseVector``, or float32 [L, D] for vectors of tokens."""
+
 T = TypeVar("T")
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 300.0
-# Answers are as large as the client asks for: no limit here beside the server's.
-CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+CHANNEL_OPTIONS = [
+    # Answers are as large as the client asks for: no limit here beside the server's.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A stream has no deadline: this finds out when the server's machine is gone.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_EMBED_ENUMS: dict[str, tuple[str, Any]] = {
+    "kind": ("embedding_kind", embed_pb2.EmbeddingKind),
+    "pooling": ("pooling", embed_pb2.Pooling),
+    "truncation": ("truncation", common_pb2.Truncation),
+}
 _SAMPLING = frozenset(generate_pb2.Sampling.DESCRIPTOR.fields_by_name)
 _STOP = {
     "max_new_tokens": "max_new_tokens",
@@ -47,9 +62,14 @@ def to_ids(value: Any, what: str) -> list[int]:
 
 def several(values: Iterable[T], what: str) -> list[T]:
     """The entries of a list. A text is one by accident, letter by letter: TypeError, which names ``what``."""
+    check_is_list(values, what)
+    return list(values)
+
+
+def check_is_list(values: object, what: str) -> None:
+    """TypeError, which names ``what``, unless several values can be taken from it."""
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise TypeError(f"{what} must be a list, not {_shown(values)}; for a single one write [...] around it")
-    return list(values)
 
 
 def _shown(value: object) -> str:
@@ -85,25 +105,40 @@ def generate_request(prompt: Text | Sequence[Mapping[str, str]], model: str, opt
 def embed_request(inputs: Iterable[Text], model: str, options: Mapping[str, Any]) -> embed_pb2.EmbedRequest:
     """Vectors travel as little-endian float32, which numpy reads without a copy a number."""
     given = {name: value for name, value in options.items() if value is not None}
-    for name, kind in (("pooling", embed_pb2.Pooling), ("truncation", common_pb2.Truncation)):
+    for name, (prefix, kind) in _EMBED_ENUMS.items():
         if isinstance(given.get(name), str):
-            given[name] = kind.Value(f"{name}_{given[name]}".upper())
-    return embed_pb2.EmbedRequest(
-        model=model,
-        inputs=[to_input(each) for each in several(inputs, "inputs")],
-        encoding=embed_pb2.ENCODING_FLOAT32_LE,
-        **given,
-    )
+            given[name] = kind.Value(f"{prefix}_{given[name]}".upper())
+    if given.get("kind") != embed_pb2.EMBEDDING_KIND_SPARSE:
+        given["encoding"] = embed_pb2.ENCODING_FLOAT32_LE
+    return embed_pb2.EmbedRequest(model=model, inputs=[to_input(each) for each in several(inputs, "inputs")], **given)
 
 
-def each_embedding(response: embed_pb2.EmbedResponse) -> list[np.ndarray | ApiError]:
-    """float32 [D] of each input, or what is wrong with it."""
-    return [
-        ApiError.from_status(result.error)
-        if result.WhichOneof("result") == "error"
-        else np.frombuffer(result.dense.packed, dtype="<f4").astype(np.float32, copy=False)
-        for result in response.results
-    ]
+def each_embedding(response: embed_pb2.EmbedResponse) -> list[Embedding | ApiError]:
+    """Each input's embedding, or what is wrong with it."""
+    return [_embedding(result) for result in response.results]
+
+
+def _embedding(result: embed_pb2.EmbedResult) -> Embedding | ApiError:
+    which = result.WhichOneof("result")
+    if which == "error":
+        return ApiError.from_status(result.error)
+    if which == "sparse":
+        ids, weights = np.array(result.sparse.token_ids, np.int64), np.array(result.sparse.weights, np.float32)
+        return SparseVector(ids, weights)
+    if which == "tokens":
+        vectors = result.tokens.vectors
+        return _numbers(b"".join(each.packed for each in vectors)).reshape(len(vectors), -1 if vectors else 0)
+    return _numbers(result.dense.packed)
+
+
+def _numbers(packed: bytes) -> np.ndarray:
+    return np.frombuffer(packed, dtype="<f4").astype(np.float32, copy=False)
+
+
+def embeddings(response: embed_pb2.EmbedResponse, kind: str) -> Any:
+    """What ``embed`` returns: float32 [N, D], or a list for the other kinds. Raises the first input's error."""
+    results: list[Any] = good(each_embedding(response))
+    return np.stack(results) if kind == "dense" else results
 
 
 def each_score(response: score_pb2.ScoreResponse) -> list[np.ndarray | ApiError]:
@@ -114,14 +149,19 @@ def each_score(response: score_pb2.ScoreResponse) -> list[np.ndarray | ApiError]
     ]
 
 
-def stacked(results: list[np.ndarray | ApiError]) -> np.ndarray:
-    """float32 [N, ...]. Raises the first ``ApiError`` if there is one."""
-    rows = []
+def good(results: Sequence[T | ApiError]) -> list[T]:
+    """The results. Raises the first ``ApiError`` if there is one."""
+    found: list[T] = []
     for result in results:
         if isinstance(result, ApiError):
             raise result
-        rows.append(result)
-    return np.stack(rows)
+        found.append(result)
+    return found
+
+
+def stacked(results: Sequence[np.ndarray | ApiError]) -> np.ndarray:
+    """float32 [N, ...]. Raises the first ``ApiError`` if there is one."""
+    return np.stack(good(results))
 
 
 def score_request(

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
 import numpy as np
 
-from pyruntime.client import messages
+from pyruntime.client import bulk, messages, ranking
 from pyruntime.client.errors import ApiError
 from pyruntime.client.messages import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Text
-from pyruntime.v1 import embed_pb2_grpc, generate_pb2, generate_pb2_grpc, model_pb2, model_pb2_grpc, score_pb2_grpc
+from pyruntime.client.ranking import Classes, RankedDocument
+from pyruntime.v1 import (
+    embed_pb2,
+    embed_pb2_grpc,
+    generate_pb2,
+    generate_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    score_pb2_grpc,
+)
 
 
 @contextlib.contextmanager
@@ -114,17 +124,59 @@ class Client:
                 call.cancel()
 
     def embed(
-        self, inputs: Iterable[Text], *, model: str = "", timeout_s: float | None = None, **options: Any
-    ) -> np.ndarray:
-        """float32 [N, D], in the order of ``inputs``. Raises if any input is bad.
+        self,
+        inputs: Iterable[Text],
+        *,
+        kind: str = "dense",
+        model: str = "",
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Any:
+        """One embedding an input, in their order. Raises if any input is bad.
 
+        ``kind``: "dense" gives float32 [N, D]; "sparse" a list of ``SparseVector``, token ids and their weights;
+        "per_token" a list of float32 [L, D], a vector a token.
         ``options``: pooling ("last", "cls", "mean"), normalize, dimensions, truncation ("none", "right",
         "left"), max_tokens, prompt_name, prompt, priority, request_id.
         """
-        request = messages.embed_request(inputs, model or self._model, options)
+        request = messages.embed_request(inputs, model or self._model, options | {"kind": kind})
         with api_errors():
             response = self.embed_stub.Embed(request, timeout=self._seconds(timeout_s))
-        return messages.stacked(messages.each_embedding(response))
+        return messages.embeddings(response, kind)
+
+    def embed_stream(
+        self,
+        inputs: Iterable[Text],
+        *,
+        batch_size: int = bulk.BATCH_SIZE,
+        model: str = "",
+        timeout_s: float | None = None,
+        return_errors: bool = False,
+        **options: Any,
+    ) -> Iterator[Any]:
+        """An embedding for each input, in their order; of kinds and ``options`` as ``embed`` has them. For bulk work.
+
+        Takes ``inputs`` as it goes, a few requests ahead, on the caller's thread.
+        ``batch_size``: inputs in a request. ``return_errors``: yields the ``ApiError`` of a bad input in its place
+        instead of raising it. ``timeout_s``: for all of it; none by default. Closing the iterator stops the work.
+        """
+        requests: queue.SimpleQueue[embed_pb2.EmbedRequest | None] = queue.SimpleQueue()
+        call = self.embed_stub.EmbedStream(iter(requests.get, None), timeout=timeout_s)
+        in_flight = 0
+        try:
+            with api_errors():
+                for batch in bulk.batches(inputs, batch_size):
+                    requests.put(messages.embed_request(batch, model or self._model, options))
+                    in_flight += 1
+                    if in_flight == bulk.IN_FLIGHT:
+                        yield from bulk.results(next(call), return_errors)
+                        in_flight -= 1
+                requests.put(None)
+                for response in call:
+                    yield from bulk.results(response, return_errors)
+        finally:
+            requests.put(None)  # grpc's own thread waits for it
+            call.cancel()
 
     def score(
         self,
@@ -144,6 +196,36 @@ class Client:
         with api_errors():
             response = self.score_stub.Score(request, timeout=self._seconds(timeout_s))
         return messages.stacked(messages.each_score(response))
+
+    def rerank(
+        self, query: str, documents: Iterable[str], *, model: str = "", timeout_s: float | None = None, **options: Any
+    ) -> list[RankedDocument]:
+        """The documents by how well they answer the query, highest score first. Raises if any document is bad.
+
+        ``options``: instruction, top_n, return_documents, raw_scores, truncation ("none", "right", "left"),
+        max_tokens_per_document, priority, request_id.
+        """
+        request = ranking.rerank_request(query, documents, model or self._model, options)
+        with api_errors():
+            response = self.score_stub.Rerank(request, timeout=self._seconds(timeout_s))
+        return ranking.ranking(response)
+
+    def classify(
+        self,
+        inputs: Iterable[Text | tuple[Text, Text]],
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> list[Classes]:
+        """The classes of each text, or of each pair given as a tuple of two. Raises if any input is bad.
+
+        ``options``: raw_scores, top_k, truncation ("none", "right", "left"), priority, request_id.
+        """
+        request = ranking.classify_request(inputs, model or self._model, options)
+        with api_errors():
+            response = self.score_stub.Classify(request, timeout=self._seconds(timeout_s))
+        return ranking.classifications(response)
 
     def models(self) -> list[model_pb2.Model]:
         """The models that are ready."""

@@ -1,15 +1,13 @@
-"""From our types to protobuf: vectors in their encodings, usage, timing, models."""
+"""From our types to protobuf: usage, timing, models."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-import numpy as np
 from google.protobuf import duration_pb2
 
 from pyruntime.config import Settings
-from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
 from pyruntime.types import Capability, EmbeddingKind, ExecutionPath, PoolingType, StepTiming
 from pyruntime.v1 import common_pb2, embed_pb2, model_pb2
@@ -29,7 +27,6 @@ KIND_PB: dict[EmbeddingKind, Any] = {
 PATH_PB: dict[ExecutionPath, Any] = {
     each: model_pb2.ExecutionPath.Value(f"EXECUTION_PATH_{each.name}") for each in ExecutionPath
 }
-_VALUES_TAG = b"\x0a"  # field 1 of DenseEmbedding, length-delimited
 
 
 class Stopwatch:
@@ -57,61 +54,11 @@ def duration(seconds: float) -> duration_pb2.Duration:
     return duration_pb2.Duration(seconds=whole, nanos=nanoseconds)
 
 
-def dense_embedding(vector: np.ndarray, encoding: embed_pb2.Encoding, field: str) -> embed_pb2.DenseEmbedding:
-    """float32 [D] in the encoding that the client asked for. ``InvalidField`` where float16 cannot hold a number."""
-    dimensions = len(vector)
-    if encoding == embed_pb2.ENCODING_FLOAT32_LE:
-        return embed_pb2.DenseEmbedding(packed=vector.astype("<f4", copy=False).tobytes(), dimensions=dimensions)
-    if encoding == embed_pb2.ENCODING_FLOAT16_LE:
-        return embed_pb2.DenseEmbedding(packed=_float16(vector, field), dimensions=dimensions)
-    if encoding == embed_pb2.ENCODING_INT8:
-        packed, scale = quantize_int8(vector)
-        return embed_pb2.DenseEmbedding(packed=packed, dimensions=dimensions, scale=scale)
-    if encoding == embed_pb2.ENCODING_BINARY:
-        return embed_pb2.DenseEmbedding(packed=np.packbits(vector > 0).tobytes(), dimensions=dimensions)
-    return _float_values(vector, dimensions)
-
-
-def _float_values(vector: np.ndarray, dimensions: int) -> embed_pb2.DenseEmbedding:
-    """``values`` by way of the wire format, which holds them as the array does: a copy, not a float object each."""
-    payload = vector.astype("<f4", copy=False).tobytes()
-    message = embed_pb2.DenseEmbedding.FromString(_VALUES_TAG + _varint(len(payload)) + payload)
-    message.dimensions = dimensions
-    return message
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
-def quantize_int8(vector: np.ndarray) -> tuple[bytes, float]:
-    """Symmetric: number = byte * scale, scale = max |number| / 127. A zero vector has scale 0."""
-    largest = np.float32(np.abs(vector).max(initial=0))
-    if largest == 0:
-        return bytes(len(vector)), 0.0
-    # Divided by the largest first: a subnormal scale would lose its digits.
-    return np.rint(vector / largest * np.float32(127)).astype(np.int8).tobytes(), float(largest / np.float32(127))
-
-
-def _float16(vector: np.ndarray, field: str) -> bytes:
-    with np.errstate(over="ignore"):
-        half = vector.astype("<f2")
-    if not np.isfinite(half).all():
-        raise InvalidField(
-            field, f"an embedding holds {np.abs(vector).max():g}, beyond float16's 65504; use another encoding"
-        )
-    return half.tobytes()
-
-
 def model_message(model: ServedModel, settings: Settings) -> model_pb2.Model:
     """What ``GetModel`` tells."""
     info = model.info
-    embeds = Capability.EMBED in info.capabilities
+    kinds = info.embedding_kinds if info.capabilities & {Capability.EMBED, Capability.SPARSE_EMBED} else frozenset()
+    dense = EmbeddingKind.DENSE in kinds
     message = model_pb2.Model(
         name=info.name,
         architecture=info.architecture,
@@ -120,14 +67,14 @@ def model_message(model: ServedModel, settings: Settings) -> model_pb2.Model:
         capabilities=sorted(CAPABILITY_PB[each] for each in info.capabilities),
         context_length=info.context_length,
         vocab_size=info.vocab_size,
-        embedding_dimensions=info.embedding_dimensions if embeds else 0,
-        pooling=POOLING_PB[info.default_pooling] if embeds else embed_pb2.POOLING_UNSPECIFIED,
-        normalize=embeds and info.normalize_default,
+        embedding_dimensions=info.embedding_dimensions if dense else 0,
+        pooling=POOLING_PB[info.default_pooling] if dense else embed_pb2.POOLING_UNSPECIFIED,
+        normalize=bool(kinds) and info.normalize_default,
         prompts=info.prompts,
         labels=info.labels,
         kv_cache_tokens=info.kv_cache_tokens,
         limits=limits_message(settings),
-        embedding_kinds=sorted(KIND_PB[each] for each in info.embedding_kinds) if embeds else [],
+        embedding_kinds=sorted(KIND_PB[each] for each in kinds),
         token_embedding_dimensions=info.token_embedding_dimensions,
         similarity=info.similarity,
         classifies_tokens=info.classifies_tokens,

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import grpc
-import numpy as np
 
-from pyruntime.errors import InvalidField, NotFound, NotImplementedYet, PyruntimeError
-from pyruntime.registry import ServedModel
-from pyruntime.service.convert import POOLING_OF, Stopwatch, dense_embedding, usage
-from pyruntime.service.inputs import Reading, TokenLimit, read_inputs, size_of
-from pyruntime.service.room import ServiceRoom, good_ones, refuse_if_all_failed
+from pyruntime.errors import ComputeFault, InvalidField, InvalidFields, PyruntimeError, ResponseTooLarge
+from pyruntime.service.convert import Stopwatch, usage
+from pyruntime.service.embed_inputs import read_embed_inputs
+from pyruntime.service.embed_plan import EmbedPlan, make_plan
+from pyruntime.service.embed_stream import in_order, until_draining, when_admitted
+from pyruntime.service.embed_vectors import encode
+from pyruntime.service.room import ServiceRoom, refuse_if_all_failed
 from pyruntime.service.status import to_status
-from pyruntime.service.validate import check_count, check_enum, check_request_id, check_text, optional, text_bytes
-from pyruntime.types import Capability, EmbedRequest, EmbedResult, ModelInfo
-from pyruntime.v1 import common_pb2, embed_pb2, embed_pb2_grpc
+from pyruntime.types import EmbeddingKind, EmbedResult, StepTiming, Task
+from pyruntime.v1 import embed_pb2, embed_pb2_grpc
 
-
-@dataclass(frozen=True)
-class Prompt:
-    """Text before each text input, and the request field that asked for it (empty: the model's default)."""
-
-    text: str = ""
-    field: str = ""
+# What a request of a stream may end with and leave the stream: it lies in the inputs or in their computation.
+_OF_THE_INPUTS = (InvalidField, InvalidFields, ComputeFault, ResponseTooLarge)
+# Vectors of more bytes than this, about a millisecond's work, are encoded by a worker.
+_INLINE_BYTES = 2**20
+_FIELD_OF = {EmbeddingKind.DENSE: "dense", EmbeddingKind.SPARSE: "sparse", EmbeddingKind.PER_TOKEN: "tokens"}
 
 
 class EmbedServicer(embed_pb2_grpc.EmbedServiceServicer):
@@ -38,110 +35,86 @@ class EmbedServicer(embed_pb2_grpc.EmbedServiceServicer):
         self, request: embed_pb2.EmbedRequest, context: grpc.aio.ServicerContext
     ) -> embed_pb2.EmbedResponse:
         watch = Stopwatch()
-        self._check(request)
-        model = self._room.registry.resolve(request.model, Capability.EMBED)
-        job = _engine_options(request, model.info)
-        reading = self._reading(request, model)
-        self._check_sizes(request, model.info, job["dimensions"], reading.prompt)
-        sequences = await read_inputs(self._room.workers, model, request.inputs, reading)
-        watch.tokenized()
-        answers, step = await model.engine.embed(
-            EmbedRequest(inputs=good_ones(sequences), priority=request.priority, request_id=request.request_id, **job)
-        )
-        remaining = iter(answers)
-        outcomes = [
-            each if isinstance(each, InvalidField) else _encoded(next(remaining), request.encoding)
-            for each in sequences
-        ]
-        refuse_if_all_failed(outcomes)
-        response = embed_pb2.EmbedResponse(model=model.info.name, usage=usage(answers))
-        for index, outcome in enumerate(outcomes):
-            result = response.results.add(index=index)
-            if isinstance(outcome, PyruntimeError):
-                result.error.CopyFrom(to_status(outcome))
-            else:
-                result.MergeFrom(outcome)
-        response.timing.CopyFrom(watch.timing(step))
-        return response
+        return await self._answer(request, make_plan(self._room, request), context, watch)
 
     async def EmbedStream(
         self, request_iterator: AsyncIterator[embed_pb2.EmbedRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[embed_pb2.EmbedResponse]:
-        raise NotImplementedYet("EmbedStream is not served by this version; use Embed")
-        yield  # makes this an async generator, as the method's kind demands
+    ) -> AsyncGenerator[embed_pb2.EmbedResponse, None]:
+        async def answer(request: embed_pb2.EmbedRequest) -> embed_pb2.EmbedResponse:
+            return await when_admitted(self._answer_of_stream, request, context)
 
-    def _check(self, request: embed_pb2.EmbedRequest) -> None:
-        """The checks that need no model."""
-        check_request_id(request.request_id)
-        self._room.check_inputs("inputs", len(request.inputs))
-        check_enum("kind", request.kind, embed_pb2.EmbeddingKind)
-        check_enum("pooling", request.pooling, embed_pb2.Pooling)
-        check_enum("encoding", request.encoding, embed_pb2.Encoding)
-        check_enum("truncation", request.truncation, common_pb2.Truncation)
-        if request.HasField("prompt") and request.HasField("prompt_name"):
-            raise InvalidField("prompt", "is set together with prompt_name; allowed: one of them")
-        check_text("prompt", request.prompt, self._room.input_limits.max_text_bytes, may_be_blank=True)
-        if request.kind not in (embed_pb2.EMBEDDING_KIND_UNSPECIFIED, embed_pb2.EMBEDDING_KIND_DENSE):
-            kind = embed_pb2.EmbeddingKind.Name(request.kind)
-            raise NotImplementedYet(f"kind {kind} is not served by this version; use EMBEDDING_KIND_DENSE")
+        requests = until_draining(self._room.registry, request_iterator)
+        async with contextlib.aclosing(requests), contextlib.aclosing(in_order(requests, answer)) as responses:
+            async for response in responses:
+                yield response
 
-    def _reading(self, request: embed_pb2.EmbedRequest, model: ServedModel) -> Reading:
-        prompt = choose_prompt(request, model.info)
-        return Reading(
-            "inputs",
-            self._room.input_limits,
-            prompt=prompt.text,
-            prompt_field=prompt.field,
-            token_limit=_token_limit(request, model),
-        )
+    async def _answer_of_stream(
+        self, request: embed_pb2.EmbedRequest, context: grpc.aio.ServicerContext
+    ) -> embed_pb2.EmbedResponse:
+        """As ``Embed``; what is wrong with all inputs is each one's error, so that the stream goes on."""
+        watch = Stopwatch()
+        plan = make_plan(self._room, request)
+        try:
+            response = await self._answer(request, plan, context, watch, may_fail_whole=False)
+            if plan.kind is EmbeddingKind.SPARSE:  # the size of the others was known before they were computed
+                self._check_size(response)
+        except _OF_THE_INPUTS as error:
+            response = _response(plan, [error] * len(request.inputs), may_fail_whole=False)
+            response.timing.CopyFrom(watch.timing(StepTiming(0.0, 0.0)))
+        return response
 
-    def _check_sizes(self, request: embed_pb2.EmbedRequest, info: ModelInfo, dimensions: int, prompt: str) -> None:
-        """What the request asks for in all, before anything is tokenised."""
-        prompt_bytes = text_bytes(prompt)
-        self._room.check_request_text("inputs", sum(size_of(each, prompt_bytes) for each in request.inputs))
-        count = len(request.inputs)
-        vector = dense_embedding(np.ones(dimensions, np.float32), request.encoding, "encoding")
-        largest = embed_pb2.EmbedResult(index=count, dense=vector, prompt_tokens=info.context_length)
-        self._room.check_response_size("inputs", largest, count)
+    async def _answer(
+        self,
+        request: embed_pb2.EmbedRequest,
+        plan: EmbedPlan,
+        context: grpc.aio.ServicerContext,
+        watch: Stopwatch,
+        may_fail_whole: bool = True,
+    ) -> embed_pb2.EmbedResponse:
+        size = plan.measure(self._room, request)
+        results, step = list[EmbedResult](), StepTiming(0.0, 0.0)
+        with self._room.admitted(context, plan.model, Task.EMBED, request.priority, size) as ticket:
+            work = await read_embed_inputs(self._room, request, plan)
+            watch.tokenized()
+            lengths = [len(work.inputs[place].ids) for place in work.places if isinstance(place, int)]
+            plan.check_response_size(self._room, lengths)
+            if work.inputs:
+                ids, skips = map(list, zip(*work.inputs, strict=True))
+                results, step = await plan.model.engine.embed(plan.job(request, ids, skips), ticket=ticket)
+        outcomes = work.spread(results)
+        if sum(getattr(each.values, "nbytes", 0) for each in results) > _INLINE_BYTES:
+            response = await self._room.workers.run_aside(_response, plan, outcomes, may_fail_whole)
+        else:
+            response = _response(plan, outcomes, may_fail_whole)
+        response.timing.CopyFrom(watch.timing(step))
+        return response
 
-
-def choose_prompt(request: embed_pb2.EmbedRequest, info: ModelInfo) -> Prompt:
-    """The request's prompt, else the named one, else the model's default. ``NotFound`` for an unknown name."""
-    if request.HasField("prompt"):
-        return Prompt(request.prompt, "prompt" if request.prompt else "")
-    asked = request.HasField("prompt_name")
-    name = request.prompt_name if asked else info.default_prompt_name
-    if not name:
-        return Prompt()
-    if name not in info.prompts:
-        raise NotFound("prompt_name", name, list(info.prompts))
-    return Prompt(info.prompts[name], "prompt_name" if asked else "")
-
-
-def _engine_options(request: embed_pb2.EmbedRequest, info: ModelInfo) -> dict[str, Any]:
-    dimensions = optional(request, "dimensions", info.embedding_dimensions)
-    check_count("dimensions", dimensions, 1, info.embedding_dimensions)
-    return {
-        "pooling": POOLING_OF.get(request.pooling, info.default_pooling),
-        "normalize": optional(request, "normalize", info.normalize_default),
-        "dimensions": dimensions,
-    }
+    def _check_size(self, response: embed_pb2.EmbedResponse) -> None:
+        size, most = response.ByteSize(), self._room.settings.max_message_bytes
+        if size > most:
+            raise ResponseTooLarge(f"the response has {size} bytes; allowed: at most {most} (max_message_bytes)")
 
 
-def _token_limit(request: embed_pb2.EmbedRequest, model: ServedModel) -> TokenLimit:
-    longest = model.info.context_length
-    max_tokens = optional(request, "max_tokens", longest)
-    # Truncation keeps the special tokens, so there must be room for them and for one token of text.
-    check_count("max_tokens", max_tokens, 1 + model.tokenizer.num_special, longest)
-    return TokenLimit(max_tokens, request.truncation)
-
-
-def _encoded(answer: EmbedResult, encoding: embed_pb2.Encoding) -> embed_pb2.EmbedResult | PyruntimeError:
-    """The answer without its index, or what is wrong with it."""
-    if answer.error is not None:
-        return answer.error
-    try:
-        dense = dense_embedding(np.asarray(answer.values), encoding, "encoding")
-    except PyruntimeError as error:
-        return error
-    return embed_pb2.EmbedResult(dense=dense, prompt_tokens=answer.prompt_tokens)
+def _response(
+    plan: EmbedPlan, outcomes: Sequence[EmbedResult | PyruntimeError], may_fail_whole: bool
+) -> embed_pb2.EmbedResponse:
+    """All of it but the timing. ``may_fail_whole``: raises when there is nothing but errors."""
+    checked = [each.error or each if isinstance(each, EmbedResult) else each for each in outcomes]
+    good = [each for each in checked if isinstance(each, EmbedResult)]
+    payloads = iter(encode(plan.kind, [each.values for each in good], plan.encoding))
+    encoded = [next(payloads) if isinstance(each, EmbedResult) else each for each in checked]
+    if may_fail_whole:
+        refuse_if_all_failed(encoded)
+    response = embed_pb2.EmbedResponse(model=plan.model.info.name)
+    answered = []
+    for index, (outcome, payload) in enumerate(zip(checked, encoded, strict=True)):
+        result = response.results.add(index=index)
+        if isinstance(payload, PyruntimeError):
+            result.error.CopyFrom(to_status(payload))
+        else:
+            assert isinstance(outcome, EmbedResult)
+            getattr(result, _FIELD_OF[plan.kind]).ParseFromString(payload)
+            result.prompt_tokens = outcome.prompt_tokens
+            answered.append(outcome)
+    response.usage.CopyFrom(usage(answered))
+    return response

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -14,7 +15,7 @@ from pyruntime.registry import ServedModel
 from pyruntime.service.completion import Piece, Progress, TextRules, TokenLogprob, pieces
 from pyruntime.service.convert import Stopwatch
 from pyruntime.service.inputs import read_prompt
-from pyruntime.service.room import ServiceRoom
+from pyruntime.service.room import RequestSize, ServiceRoom
 from pyruntime.service.validate import (
     MAX_STOP_TOKENS,
     check_count,
@@ -23,9 +24,13 @@ from pyruntime.service.validate import (
     optional,
     read_sampling,
     refuse_unserved,
+    text_bytes,
 )
-from pyruntime.types import Capability, FinishReason, GenerateRequest, StopParams
+from pyruntime.types import Capability, FinishReason, GenerateRequest, StopParams, Task
 from pyruntime.v1 import common_pb2, generate_pb2, generate_pb2_grpc
+
+if TYPE_CHECKING:
+    from pyruntime.admission import Ticket
 
 FINISH_PB = {
     None: generate_pb2.FINISH_REASON_UNSPECIFIED,
@@ -51,9 +56,9 @@ class Run:
         )
 
     @contextlib.contextmanager
-    def stream(self, context: grpc.aio.ServicerContext) -> Iterator[TokenStream]:
+    def stream(self, context: grpc.aio.ServicerContext, ticket: Ticket) -> Iterator[TokenStream]:
         """The engine's stream; however the call ends, the engine stops working on it."""
-        stream = self.model.engine.generate(self.job)
+        stream = self.model.engine.generate(self.job, ticket=ticket)
         # The callback covers a call that ends while its handler waits for something else than the stream.
         context.add_done_callback(lambda _: stream.cancel())  # type: ignore[arg-type]
         try:
@@ -71,10 +76,9 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
     async def Generate(
         self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> generate_pb2.GenerateResponse:
-        run = await self._prepare(request)
-        parts = [_Parts() for _ in range(run.job.n)]
-        progress = Progress()
-        with run.stream(context) as stream:
+        async with self._prepared(request, context) as (run, stream):
+            parts = [_Parts() for _ in range(run.job.n)]
+            progress = Progress()
             async for moved, now in pieces(stream, run.model, run.job.n, run.rules):
                 progress = now
                 for piece in moved:
@@ -90,8 +94,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
     async def GenerateStream(
         self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[generate_pb2.GenerateChunk, None]:
-        run = await self._prepare(request)
-        with run.stream(context) as stream:
+        async with self._prepared(request, context) as (run, stream):
             async for moved, progress in pieces(stream, run.model, run.job.n, run.rules):
                 chunks = [_chunk(piece) for piece in moved]
                 if progress.done:
@@ -100,10 +103,20 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
                 for chunk in chunks:
                     yield chunk
 
-    async def _prepare(self, request: generate_pb2.GenerateRequest) -> Run:
+    @contextlib.asynccontextmanager
+    async def _prepared(
+        self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[tuple[Run, TokenStream]]:
+        """The request with its place in the queue and, tokenised, with its stream; both end with the block."""
         watch = Stopwatch()
         check_generate(request)
         model = self._room.registry.resolve(request.model, Capability.GENERATE)
+        with self._room.admitted(context, model, Task.GENERATE, request.priority, _size(request)) as ticket:
+            run = await self._prepare(request, model, watch)
+            with run.stream(context, ticket) as stream:
+                yield run, stream
+
+    async def _prepare(self, request: generate_pb2.GenerateRequest, model: ServedModel, watch: Stopwatch) -> Run:
         sampling = read_sampling(request, model.generation_defaults, model.info.vocab_size)
         given = request.stop.token_ids
         stop_ids = frozenset(check_token_ids("stop.token_ids", given, model.info.vocab_size, MAX_STOP_TOKENS))
@@ -137,6 +150,12 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         if not ids:
             raise InvalidField(kind, "has no tokens; allowed: at least one")
         return ids
+
+
+def _size(request: generate_pb2.GenerateRequest) -> RequestSize:
+    if request.HasField("chat"):
+        return RequestSize(num_bytes=sum(text_bytes(message.content) for message in request.chat.messages))
+    return RequestSize(text_bytes(request.text), len(request.token_ids.ids))
 
 
 def read_stop(stop: generate_pb2.Stop, model: ServedModel, prompt_length: int, stop_ids: frozenset[int]) -> StopParams:

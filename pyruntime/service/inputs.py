@@ -54,15 +54,24 @@ class Reading:
     """How the inputs of one request are read.
 
     ``prompt`` is put before texts. ``prompt_field`` names the request field that asked for it, if one did: token ids
-    cannot be given a prompt, so they are refused then.
+    cannot be given a prompt, so they are refused then. An error names the input as FIELD[PLACE] with ``suffix``,
+    its text with ``text_suffix`` behind.
     """
 
     field: str
     limits: InputLimits
+    suffix: str = ""
+    text_suffix: str = ".text"
     special_tokens: bool = True
     prompt: str = ""
     prompt_field: str = ""
     token_limit: TokenLimit | None = None
+
+    def path(self, place: int) -> str:
+        return f"{self.field}[{place}]{self.suffix}"
+
+    def text_path(self, place: int) -> str:
+        return self.path(place) + self.text_suffix
 
 
 def size_of(value: common_pb2.Input, prompt_bytes: int = 0) -> int:
@@ -91,10 +100,10 @@ def _read_some(
     results: dict[int, list[int] | InvalidField] = {}
     texts: dict[int, str] = {}
     for place in places:
-        each, path = inputs[place], f"{reading.field}[{place}]"
+        each, path = inputs[place], reading.path(place)
         try:
             if each.WhichOneof("value") == "text":
-                check_text(f"{path}.text", each.text, reading.limits.max_text_bytes)
+                check_text(reading.text_path(place), each.text, reading.limits.max_text_bytes)
                 texts[place] = reading.prompt + each.text
             else:
                 results[place] = given_ids(model, each, path, reading.limits, reading.prompt_field)
@@ -110,7 +119,7 @@ def _encode_texts(model: ServedModel, texts: dict[int, str], reading: Reading) -
     results: dict[int, list[int] | InvalidField] = {}
     encoded = model.tokenizer.encode_batch(list(texts.values()), special_tokens=reading.special_tokens)
     for place, ids in zip(texts, encoded, strict=True):
-        path = f"{reading.field}[{place}].text"
+        path = reading.text_path(place)
         try:
             results[place] = known_ids(model, ids, path) if ids else InvalidField(path, "has no tokens")
         except InvalidField as error:
@@ -122,7 +131,7 @@ def _fit(model: ServedModel, ids: list[int] | InvalidField, place: int, reading:
     if isinstance(ids, InvalidField) or reading.token_limit is None:
         return ids
     try:
-        return reading.token_limit.fit(model, ids, f"{reading.field}[{place}]")
+        return reading.token_limit.fit(model, ids, reading.path(place))
     except InvalidField as error:
         return error
 
@@ -170,10 +179,11 @@ async def read_prompt(
         # A template is a program of its own: a chat goes to a worker however short it is.
         text = await workers.run_aside(render_chat, model, request.chat, field, limits)
     check_text(field, text, limits.max_text_bytes, may_be_blank=may_be_blank)
-    return await workers.run(text_bytes(text), _encode, model, text, field, adds_special)
+    return await workers.run(text_bytes(text), encode_text, model, text, field, adds_special)
 
 
-def _encode(model: ServedModel, text: str, field: str, special_tokens: bool) -> list[int]:
+def encode_text(model: ServedModel, text: str, field: str, special_tokens: bool) -> list[int]:
+    """The ids of one text, none for some texts; ``InvalidField`` where the model lacks one of them."""
     return known_ids(model, model.tokenizer.encode(text, special_tokens=special_tokens), field)
 
 

@@ -134,7 +134,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         except asyncio.CancelledError:
             if task not in self._evicted:  # the client went away or its deadline passed
                 raise
-            await abort(context, NotReady("the server is shutting down", DRAINING_RETRY_S))
+            try:
+                await abort(context, NotReady("the server is shutting down", DRAINING_RETRY_S))
+            except grpc.aio.InternalError:  # a message that the client does not read stands before any status
+                raise asyncio.CancelledError from None
         except Exception as error:
             await abort(context, error)
         finally:

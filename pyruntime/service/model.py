@@ -8,6 +8,8 @@ from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
 from pyruntime.service.convert import model_message
 from pyruntime.service.inputs import read_prompt
+from pyruntime.service.pairs import read_pair
+from pyruntime.service.rerank import shown_ids
 from pyruntime.service.room import ServiceRoom
 from pyruntime.service.validate import check_length, check_token_ids, optional
 from pyruntime.v1 import model_pb2, model_pb2_grpc
@@ -32,12 +34,24 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         self, request: model_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> model_pb2.TokenizeResponse:
         model = self._room.registry.resolve(request.model, None)
-        if request.WhichOneof("input") is None:
-            raise InvalidField("input", "is not set; allowed: one of text, chat")
+        kind = request.WhichOneof("input")
+        if kind is None:
+            raise InvalidField("input", "is not set; allowed: one of text, chat, pair, rerank")
+        if kind in ("pair", "rerank"):
+            return await self._tokenize_two(model, request)
         workers, special = self._room.workers, optional(request, "special_tokens")
         limits = self._room.input_limits
         ids = await read_prompt(workers, model, request, limits, special_tokens=special, may_be_blank=True)
         return await workers.run(len(ids), _tokens, model, ids)
+
+    async def _tokenize_two(self, model: ServedModel, request: model_pb2.TokenizeRequest) -> model_pb2.TokenizeResponse:
+        if request.HasField("special_tokens"):
+            raise InvalidField("special_tokens", "is for text and chat; allowed: unset for two texts")
+        if request.HasField("pair"):
+            ids = (await read_pair(self._room.workers, model, request.pair, self._room.input_limits)).ids
+        else:
+            ids = await shown_ids(self._room, model, request.rerank)
+        return await self._room.workers.run(len(ids), _tokens, model, ids)
 
     async def Detokenize(
         self, request: model_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext

@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import grpc
 from google.protobuf.message import Message
 
 from pyruntime.config import Settings
 from pyruntime.errors import InvalidField, InvalidFields, PyruntimeError
-from pyruntime.registry import ModelRegistry
+from pyruntime.registry import ModelRegistry, ServedModel
 from pyruntime.service.inputs import InputLimits
-from pyruntime.service.validate import check_length
+from pyruntime.service.validate import check_length, text_bytes
 from pyruntime.service.workers import TextWorkers
+from pyruntime.types import Task
+from pyruntime.v1 import common_pb2
+
+if TYPE_CHECKING:
+    from pyruntime.admission import Ticket
 
 T = TypeVar("T")
 
 # What a response holds beside its results: the model's name, usage and timing.
 ENVELOPE_BYTES = 512
+
+
+class RequestSize(NamedTuple):
+    """What is known of a request's tokens before its texts are tokenised."""
+
+    num_bytes: int = 0
+    num_ids: int = 0
+
+
+def measure(inputs: Iterable[common_pb2.Input], prompt_bytes: int = 0) -> RequestSize:
+    """Bytes of the texts, each with a prompt of ``prompt_bytes`` bytes before it, and token ids given as such."""
+    num_bytes = num_ids = 0
+    for each in inputs:
+        if each.WhichOneof("value") == "text":
+            num_bytes += prompt_bytes + text_bytes(each.text)
+        else:
+            num_ids += len(each.token_ids.ids)
+    return RequestSize(num_bytes, num_ids)
 
 
 @dataclass
@@ -34,6 +60,30 @@ class ServiceRoom:
         """Of one text or chat, which is never allowed more than a whole request is."""
         longest = min(self.settings.max_text_bytes, self.settings.max_request_text_bytes)
         return InputLimits(longest, self.settings.max_inputs_per_request)
+
+    @contextlib.contextmanager
+    def admitted(
+        self,
+        context: grpc.aio.ServicerContext,
+        model: ServedModel,
+        task: Task,
+        priority: int,
+        size: RequestSize,
+    ) -> Iterator[Ticket]:
+        """A place in the model's queue, taken before tokenising and held to the end of the call::
+
+            with room.admitted(context, model, Task.EMBED, request.priority, measure(request.inputs)) as ticket:
+                ...tokenise...
+                answers, step = await model.engine.embed(job, ticket=ticket)
+
+        The ticket carries the call's deadline, so that the engine stops at it; one ticket may go with several engine
+        calls of the same gRPC call. Raises ``Overloaded`` or ``DeadlinePassed``.
+        """
+        remaining_s = context.time_remaining()
+        deadline = None if remaining_s is None else time.monotonic() + remaining_s
+        sizes = {"num_bytes": size.num_bytes, "num_ids": size.num_ids}
+        with model.engine.admit(task, priority, deadline=deadline, **sizes) as ticket:
+            yield ticket
 
     def check_inputs(self, field_name: str, count: int) -> None:
         """A list that one request may carry: neither empty nor too long."""

@@ -20,19 +20,6 @@ class ScoreInputs:
     items: list[list[int] | InvalidField]
 
 
-def num_labels(request: score_pb2.ScoreRequest) -> int:
-    """Scores that each item gets."""
-    return len(request.labels) or len(request.label_token_ids)
-
-
-def leading_special_ids(model: ServedModel) -> list[int]:
-    """What the tokenizer puts before a text: the beginning-of-sequence token, where the model has one."""
-    bare = model.tokenizer.encode("a", special_tokens=False)
-    whole = model.tokenizer.encode("a")
-    places = (place for place in range(len(whole)) if whole[place : place + len(bare)] == bare)
-    return whole[: next(places, 0)]
-
-
 async def read_score_inputs(
     workers: TextWorkers, model: ServedModel, request: score_pb2.ScoreRequest, limits: InputLimits
 ) -> ScoreInputs:
@@ -50,7 +37,7 @@ async def read_score_inputs(
 def _query_first(
     model: ServedModel, request: score_pb2.ScoreRequest, query: list[int], items: list[list[int] | InvalidField]
 ) -> ScoreInputs:
-    prefix = (leading_special_ids(model) if request.query.HasField("text") else []) + query
+    prefix = (model.tokenizer.leading_special_ids if request.query.HasField("text") else []) + query
     room = _room(model, len(prefix), "query")
     return ScoreInputs(prefix, [_fit(item, i, room, request.truncation) for i, item in enumerate(items)])
 
@@ -58,7 +45,7 @@ def _query_first(
 def _items_first(
     model: ServedModel, request: score_pb2.ScoreRequest, query: list[int], items: list[list[int] | InvalidField]
 ) -> ScoreInputs:
-    special = leading_special_ids(model)
+    special = model.tokenizer.leading_special_ids
     starts = [special if item.HasField("text") else [] for item in request.items]
     room = _room(model, len(query) + min(map(len, starts)), "query") + min(map(len, starts))
     joined: list[list[int] | InvalidField] = []

@@ -25,6 +25,7 @@ _CODES: dict[type[errors.PyruntimeError], grpc.StatusCode] = {
     errors.InvalidField: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidFields: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.CapabilityMissing: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelFailed: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotImplementedYet: grpc.StatusCode.UNIMPLEMENTED,

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from pyruntime.client import cli, console
+from pyruntime.types import Capability, EmbeddingKind
 from tests.fakes import BOS, vector_of
 from tests.service.conftest import Stack
+from tests.service.embed_help import WIDTH, fake_values, serve
 
 
 async def run(stack: Stack, *arguments: str) -> int:
@@ -46,7 +48,7 @@ async def test_console_script(stack: Stack, capsys):
 async def test_console_script_shows_what_the_server_says(stack: Stack, capsys):
     for arguments in (("rerank", "q", "d"), ("classify", "t")):
         assert await run(stack, *arguments) == 1
-        assert "UNIMPLEMENTED" in capsys.readouterr().err
+        assert "FAILED_PRECONDITION: no served model can" in capsys.readouterr().err
     assert await run(stack, "generate", "--max-new-tokens", "9", "--top-p", "2", "hi") == 1
     assert "sampling.top_p: 2 is out of range" in capsys.readouterr().err
     assert await run(stack, "generate", "--max-new-tokens", "-1", "hi") == 2
@@ -102,3 +104,33 @@ async def test_good_results_are_shown_beside_bad_ones(stack: Stack, capsys, monk
     captured = capsys.readouterr()
     assert [line[-1] for line in captured.out.splitlines()] == ["a", "b", "c"]
     assert "item 1: INVALID_ARGUMENT" in captured.err
+
+
+async def test_a_part_without_one_good_text_leaves_the_rest(stack: Stack, capsys, monkeypatch):
+    monkeypatch.setattr(console, "CHUNK", 2)
+    texts = ["a", "b", "", " ", "c" * 70, "d" * 70, "e"]
+    for command, unit in (("embed", "text"), ("score", "item")):
+        given = ("--label", "y", "q") if command == "score" else ()
+        assert await run(stack, command, "--model", "decoder", *given, *texts) == 1
+        captured = capsys.readouterr()
+        assert len(captured.out.splitlines()) == 3
+        for place, says in ((2, "is empty"), (3, "is blank"), (4, "tokens; allowed"), (5, "tokens; allowed")):
+            (line,) = [line for line in captured.err.splitlines() if line.startswith(f"pyruntime: {unit} {place}: ")]
+            assert says in line
+    assert await run(stack, "score", "--label", "yy", "--model", "decoder", "q", "a") == 1
+    assert "labels[0]" in capsys.readouterr().err
+
+
+async def test_embeddings_of_other_kinds(stack: Stack, capsys):
+    serve(stack, "kinds", {Capability.EMBED, Capability.SPARSE_EMBED}, embedding_kinds=frozenset(EmbeddingKind))
+
+    async def line(*arguments: str) -> str:
+        assert await run(stack, "embed", "--model", "kinds", *arguments, "ab") == 0
+        return capsys.readouterr().out.removesuffix("\n")
+
+    assert await line("--kind", "sparse") == "97:25.25 98:25.5 256:65"
+    record = {"index": 0, "token_ids": [97, 98, 256], "weights": [25.25, 25.5, 65.0]}
+    assert json.loads(await line("--kind", "sparse", "--json")) == record
+    assert [len(vector.split()) for vector in (await line("--kind", "per_token")).split("; ")] == [WIDTH] * 3
+    vectors = json.loads(await line("--kind", "per_token", "--json"))["embeddings"]
+    np.testing.assert_array_equal(np.float32(vectors), fake_values([BOS, *b"ab"], EmbeddingKind.PER_TOKEN))

@@ -158,7 +158,7 @@ async def test_a_timeout_of_zero_is_no_default(stack: Stack):
         assert caught.value.code == "DEADLINE_EXCEEDED"
 
     stack.engine.block = True
-    stack.engine.generate = lambda request: FakeStream([[]], hold=0)  # type: ignore[method-assign]
+    stack.engine.generate = lambda request, **_: FakeStream([[]], hold=0)  # type: ignore[method-assign]
     began = time.monotonic()
     with Client(stack.address, model="decoder", timeout_s=5) as client:
         for call in (("generate", "a"), ("stream", "a"), ("embed", ["a"]), ("score", "q", ["a"], ["y"])):

@@ -6,8 +6,8 @@ import grpc
 import numpy as np
 import pytest
 
-from pyruntime.service.convert import dense_embedding, quantize_int8
-from pyruntime.types import PoolingType
+from pyruntime.service.embed_vectors import encode, quantize_int8
+from pyruntime.types import EmbeddingKind, PoolingType
 from pyruntime.v1 import common_pb2, embed_pb2
 from tests.fakes import BOS, POISON, vector_of
 from tests.service.conftest import Stack, failure_of, unpack
@@ -68,17 +68,23 @@ async def test_encodings(stack: Stack):
     assert len(int8.values) == 0
 
 
+def dense(vector: np.ndarray, encoding: embed_pb2.Encoding) -> embed_pb2.DenseEmbedding:
+    (payload,) = encode(EmbeddingKind.DENSE, [vector], encoding)
+    assert isinstance(payload, bytes)
+    return embed_pb2.DenseEmbedding.FromString(payload)
+
+
 def test_binary_is_most_significant_bit_first():
     vector = np.array([1, -1, -1, -1, -1, -1, -1, -1, 2], np.float32)
-    assert dense_embedding(vector, embed_pb2.ENCODING_BINARY, "e").packed == b"\x80\x80"
+    assert dense(vector, embed_pb2.ENCODING_BINARY).packed == b"\x80\x80"
 
 
 @pytest.mark.parametrize(
     "vector", [np.zeros(3, np.float32), np.float32([1e-45, -1e-44, 0]), np.float32([3e38, -3e38, 1])]
 )
 def test_int8_of_extreme_vectors(vector):
-    packed, scale = quantize_int8(vector)
-    got = np.frombuffer(packed, np.int8).astype(np.float64) * scale
+    (packed,), ((scale,),) = quantize_int8(vector[None])
+    got = packed.astype(np.float64) * scale
     assert np.isfinite(got).all()
     assert np.abs(got - vector).max() <= max(np.abs(vector).max() / 127, 1.5e-45 * 127)
 
@@ -87,7 +93,7 @@ def test_int8_of_extreme_vectors(vector):
 def test_float_values_are_what_protobuf_itself_writes(size: int):
     vector = np.random.default_rng(size).standard_normal(size).astype(np.float32)
     expected = embed_pb2.DenseEmbedding(values=vector.tolist(), dimensions=size)
-    assert dense_embedding(vector, embed_pb2.ENCODING_FLOAT, "e").SerializeToString() == expected.SerializeToString()
+    assert encode(EmbeddingKind.DENSE, [vector], embed_pb2.ENCODING_FLOAT) == [expected.SerializeToString()]
 
 
 async def test_float16_overflow_is_that_inputs_error(stack: Stack, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from pyruntime.errors import ComputeFault, Overloaded
 from pyruntime.service.interceptor import ErrorInterceptor
 from pyruntime.types import Capability
-from pyruntime.v1 import embed_pb2, model_pb2, score_pb2
+from pyruntime.v1 import embed_pb2, model_pb2
 from tests.fakes import fake_model, play
 from tests.service.bad_requests import (
     BAD_EMBED,
@@ -133,7 +133,7 @@ async def test_a_response_that_would_be_too_large_is_refused_before_the_work(sta
     request = embed(model="wide", inputs=[A] * 7)
     failure = await failure_of(stack.embed.Embed(request))
     assert failure.code is Code.INVALID_ARGUMENT
-    assert "7 results make a response of 112" in failure.violations["inputs"]
+    assert "7 vectors make a response of 112" in failure.violations["inputs"]
     assert "allowed: at most 100000 (max_message_bytes)" in failure.violations["inputs"]
     assert wide.engine.embedded == []
     request.encoding = embed_pb2.ENCODING_FLOAT16_LE
@@ -178,18 +178,6 @@ async def test_fields_not_served_yet_are_refused_by_name(stack: Stack, request_,
     failure = await failure_of(stack.generate.Generate(request_))
     assert (failure.code, failure.reason) == (Code.UNIMPLEMENTED, "NOT_IMPLEMENTED")
     assert field in failure.message
-
-
-async def test_methods_not_served_yet(stack: Stack):
-    rerank = score_pb2.RerankRequest(query="q", documents=["d"])
-    classify = score_pb2.ClassifyRequest(inputs=[A])
-    sparse = embed(kind=embed_pb2.EMBEDDING_KIND_SPARSE)
-    for call in (stack.score.Rerank(rerank), stack.score.Classify(classify), stack.embed.Embed(sparse)):
-        assert (await failure_of(call)).code is Code.UNIMPLEMENTED
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _ in stack.embed.EmbedStream(iter([embed()])):
-            pass
-    assert caught.value.code() is Code.UNIMPLEMENTED
 
 
 async def test_deadline_stops_the_work(stack: Stack):
