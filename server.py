@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from pyruntime.config import Settings
 from pyruntime.lifecycle import LOADER_THREAD, Load, ModelManager
-from pyruntime.machine import limit_tokenizer_threads, usable_cores
+from pyruntime.machine import compute_threads, limit_tokenizer_threads
 from pyruntime.model.demo import GEMMA_NAME, MINILM_NAME, gemma_folder, minilm_folder
 from pyruntime.registry import ModelRegistry
 from pyruntime.service.examples import grpcurl_calls
@@ -80,7 +80,7 @@ async def serve(settings: Settings) -> int:
         return FAILED
     loads = load_all(manager, settings)
     manager.start()
-    await first_of(bring_up(loads, server, registry, settings), stop.wait(), manager.device_lost.wait())
+    await first_of(bring_up(loads, server, registry), stop.wait(), manager.device_lost.wait())
     manager.stop()
     if manager.device_lost.is_set():
         # What still runs cannot end well, and stopping the engines may hang.
@@ -93,23 +93,23 @@ async def serve(settings: Settings) -> int:
     return OK if stop.is_set() else FAILED
 
 
-async def bring_up(loads: list[Load], server: RuntimeServer, registry: ModelRegistry, settings: Settings) -> None:
+async def bring_up(loads: list[Load], server: RuntimeServer, registry: ModelRegistry) -> None:
     """Announce what serves once all is loaded; returns only when nothing does and nothing can be loaded later."""
     for load in loads:
         await load.wait()
     if not registry.serving() and server.admin is None:
         log.error("no model could be loaded")
         return
-    announce(registry, settings, server.port)
+    announce(registry, server)
     await asyncio.Event().wait()
 
 
-def announce(registry: ModelRegistry, settings: Settings, port: int) -> None:
-    address = f"{settings.host}:{port}"
-    say(f"SERVING on {address}: {', '.join(model.info.name for model in registry.serving()) or 'no model yet'}")
-    if settings.admin_address:
-        say(f"pyruntime.v1.AdminService on {settings.admin_address}")
-    calls = grpcurl_calls(registry.serving(), address)
+def announce(registry: ModelRegistry, server: RuntimeServer) -> None:
+    names = ", ".join(model.info.name for model in registry.serving())
+    say(f"SERVING on {server.address}: {names or 'no model yet'}")
+    if server.admin is not None:
+        say(f"pyruntime.v1.AdminService on {server.admin.address}")
+    calls = grpcurl_calls(registry.serving(), server.address)
     if calls:
         say("Try, in another terminal:\n\n" + "\n\n".join(calls) + "\n")
 
@@ -122,7 +122,7 @@ def main() -> int:
     if not settings.models and not settings.demo and not settings.admin_address:
         print("server.py: nothing to serve: give --model NAME=PATH, --demo, or --admin-address", file=sys.stderr)
         return BAD_USAGE
-    limit_tokenizer_threads(settings.threads or usable_cores())
+    limit_tokenizer_threads(compute_threads(settings.threads))
     status = asyncio.run(serve(settings))
     if status == DEVICE_LOST or any(thread.name == LOADER_THREAD for thread in threading.enumerate()):
         end_process(status)

@@ -16,7 +16,16 @@ from typing import Annotated, Any, Literal, get_args
 
 import annotated_types
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from pyruntime.types import Task
 
@@ -27,13 +36,14 @@ _BYTES_FORM = "a number of bytes, or one with a unit, as 512MiB or 2GiB"
 _MEMORY_RANGE = (2**20, 2**44)
 _MEMORY_FORM = f"{_MEMORY_RANGE[0]} to {_MEMORY_RANGE[1]} bytes, with or without a unit as in 512MiB, or 1% to 95%"
 _SHARES_FORM = "TASK=WEIGHT pairs of generate, embed, score and classify, each once, weights 0.01 to 100"
-_ADDRESS_FORM = "HOST:PORT, unix:PATH, or empty for none"
+_ADDRESS_FORM = "HOST:PORT, unix:PATH, or empty for none; ports 0 to 65535"
 
 
 def _parse_bytes(value: object) -> object:
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+    # More digits than any size has would be infinite as a float.
+    match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)\s*", value)
     if not match or match[2].upper() not in _UNITS:
         raise ValueError(_BYTES_FORM)
     return int(float(match[1]) * _UNITS[match[2].upper()])
@@ -95,10 +105,21 @@ def _parse_shares(value: object) -> object:
     return dict.fromkeys(Task, 1.0) | {Task(name): weight for name, weight in value.items()}
 
 
+def _check_address(value: str) -> str:
+    """gRPC takes a port past the last one modulo 65536, and would listen somewhere else."""
+    if not value or re.fullmatch("unix:.+", value):
+        return value
+    match = re.fullmatch(r"[^:\s].*:([0-9]{1,5})", value)
+    if not match or int(match[1]) > 65535:
+        raise ValueError(_ADDRESS_FORM)
+    return value
+
+
 Bytes = Annotated[int, BeforeValidator(_parse_bytes)]
 Memory = Annotated[int | Share, BeforeValidator(_parse_memory)]
 Weight = Annotated[float, Field(ge=0.01, le=100)]
 TaskShares = Annotated[dict[Task, Weight], BeforeValidator(_parse_shares)]
+Address = Annotated[str, AfterValidator(_check_address)]
 Name = Annotated[str, Field(min_length=1)]
 Models = Annotated[dict[Name, Name], BeforeValidator(_parse_models)]
 
@@ -114,7 +135,7 @@ class Settings(BaseModel):
     port: int = Field(50051, ge=0, le=65535, description="gRPC port; 0 takes a free one")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of weights; auto: the model's own")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:INDEX")
-    threads: int = Field(0, ge=0, le=4096, description="compute threads; 0 takes all cores")
+    threads: int = Field(0, ge=0, le=4096, description="compute threads, within the cores that may be used; 0: all")
     deterministic: bool = Field(False, description="same bits whatever shares the batch; slower on long prompts")
     max_batch_tokens: int = Field(2048, ge=1, le=2**20, description="most tokens in one forward step")
     max_prompt_tokens_beside: int = Field(256, ge=1, le=2**20, description="of them for prompts while streams run")
@@ -142,9 +163,7 @@ class Settings(BaseModel):
     max_text_bytes: Bytes = Field(2**20, ge=1, le=2**31 - 1, description="longest single text, in UTF-8 bytes")
     max_request_text_bytes: Bytes = Field(8 * 2**20, ge=1, le=2**31 - 1, description="all texts of a request together")
     drain_grace_s: float = Field(30.0, ge=0, le=3600, description="seconds that running requests get at shutdown")
-    admin_address: str = Field(
-        "", pattern=r"^$|^unix:.+$|^[^:].*:\d{1,5}$", description="listener of AdminService alone"
-    )
+    admin_address: Address = Field("", description="listener of AdminService alone")
     self_check: bool = Field(True, description="compare each model with its eager reference before serving it")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
 
@@ -243,7 +262,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 def _read_yaml(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    # ValueError: text that is not UTF-8, dates and numbers that are none.
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         parser.error(f"--config: {path} cannot be read: {error}")
     if content is None:
         return {}

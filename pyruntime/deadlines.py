@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Collection
 
 from pyruntime.jobs.base import Job
 
 
 class Deadlines:
-    """Jobs by deadline. ``open_jobs``: those that have not ended yet, as the engine keeps them; ended ones are skipped.
+    """The open jobs that have a deadline. Used from the step thread only.
 
-    Used from the step thread only.
+    Of a job that has ended only its place in the order may stay for a while, and never the job, whose results and
+    tokens can be large and whose deadline far away.
     """
 
-    def __init__(self, open_jobs: Collection[Job]) -> None:
-        self._open = open_jobs
-        self._heap: list[tuple[float, int, Job]] = []
-        self._order = itertools.count()
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []  # (deadline, number)
+        self._jobs: dict[int, Job] = {}
+        self._numbers: dict[Job, int] = {}
+        self._count = itertools.count()
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -27,20 +28,32 @@ class Deadlines:
         """Does nothing for a job without a deadline."""
         if job.deadline is None:
             return
-        heapq.heappush(self._heap, (job.deadline, next(self._order), job))
-        if len(self._heap) > 2 * len(self._open) + 64:  # else jobs that ended early would stay until their deadline
-            self._heap = [entry for entry in self._heap if entry[2] in self._open]
+        number = next(self._count)
+        self._jobs[number] = job
+        self._numbers[job] = number
+        heapq.heappush(self._heap, (job.deadline, number))
+        if len(self._heap) > 2 * len(self._jobs) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] in self._jobs]
             heapq.heapify(self._heap)
+
+    def discard(self, job: Job) -> None:
+        """The job has ended; does nothing for one that is not here."""
+        number = self._numbers.pop(job, None)
+        if number is not None:
+            del self._jobs[number]
 
     def passed(self, now: float) -> list[Job]:
         """The open jobs whose deadline is not after ``now``, the earliest first; they are forgotten."""
         jobs = []
         while self._heap and self._heap[0][0] <= now:
-            job = heapq.heappop(self._heap)[2]
-            if job in self._open:
+            job = self._jobs.get(heapq.heappop(self._heap)[1])
+            if job is not None:
+                self.discard(job)
                 jobs.append(job)
         return jobs
 
     def seconds_left(self, now: float) -> float | None:
         """Until the next deadline; None when there is none."""
+        while self._heap and self._heap[0][1] not in self._jobs:
+            heapq.heappop(self._heap)
         return max(0.0, self._heap[0][0] - now) if self._heap else None

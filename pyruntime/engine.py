@@ -7,6 +7,7 @@ heads are injected, so a fake model drives it in tests.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,8 @@ from pyruntime.types import (
     StepTiming,
     Task,
 )
+
+log = logging.getLogger(__name__)
 
 MAX_QUEUE_TOKENS = 2**20
 
@@ -198,5 +201,9 @@ class Engine:
 
 
 def _tell(listener: Callable[[str], None] | None, reason: str) -> None:
+    """A listener that fails itself must not keep the open requests from their answer."""
     if listener is not None:
-        listener(reason)
+        try:
+            listener(reason)
+        except Exception:
+            log.exception("nobody could be told: %s", reason)

@@ -156,7 +156,7 @@ class ModelManager:
                     load.done.set_result(None)
 
     def _load(self, load: Load) -> None:
-        name, num_sharing = load.name, None if load.is_late else 1 + self._queue.qsize()
+        name, num_sharing = load.name, self._num_sharing(load)
         try:
             # Here rather than above: torch and transformers take seconds to import, and health answers meanwhile.
             from pyruntime.serving import load_served_model
@@ -177,6 +177,13 @@ class ModelManager:
             model.close()  # it was unloaded while it was loading
             del model
         _release_memory()
+
+    def _num_sharing(self, load: Load) -> int | None:
+        """Itself and those of the start behind it that are still wanted: they divide a share of the memory."""
+        if load.is_late:
+            return None
+        loads = list(self._loads.values())
+        return 1 + sum(not (each is load or each.is_late or each.done.done()) for each in loads)
 
     def _break_down(self, name: str, release: Callable[[], None], reason: str) -> None:
         self._registry.set_failed(name, reason)

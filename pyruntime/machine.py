@@ -20,6 +20,11 @@ def usable_cores(root: Path = ROOT) -> int:
     return max(1, min(len(os.sched_getaffinity(0)), *(math.ceil(quota) for quota in quotas if quota), 2**20))
 
 
+def compute_threads(wanted: int = 0) -> int:
+    """``wanted``, 0 for all, within the cores that may be used: more threads of a step only wait for one another."""
+    return min(wanted or 2**20, usable_cores())
+
+
 def free_memory(root: Path = ROOT) -> int:
     """Bytes that the process can still get: what the system has available, or what a control group leaves if less."""
     rooms = [_room(folder) for folder in _groups(root, "memory")]

@@ -85,15 +85,20 @@ def rerank_way(info: ModelInfo, template: RerankTemplate | None) -> RerankWay | 
         return RerankWay.TEMPLATE
     if has_relevance:
         return RerankWay.PAIRS
-    expansion = info.query_expansion
     if info.late_interaction and EmbeddingKind.PER_TOKEN in info.embedding_kinds:
-        # Queries whose appended tokens are not attended to cannot be made by the packed forward.
-        return RerankWay.LATE_INTERACTION if expansion is None or expansion.attended else None
+        return RerankWay.LATE_INTERACTION
     return None
 
 
 def with_rerank(info: ModelInfo, template: RerankTemplate | None) -> ModelInfo:
-    """``info`` with RERANK among its capabilities exactly where ``rerank_way`` knows a way."""
+    """``info`` with RERANK among its capabilities exactly where ``rerank_way`` knows a way.
+
+    ``ModelLoadError`` for a template whose labels are not all among the model's tokens.
+    """
+    outside = [i for i in template.label_ids if not 0 <= i < info.vocab_size] if template is not None else []
+    if template is not None and outside:
+        problem = f"label tokens {outside} are outside the model's vocabulary of {info.vocab_size}"
+        raise ModelLoadError(f"model {info.name!r}: rerank template {template.name}: {problem}")
     others = info.capabilities - {Capability.RERANK}
     able = {Capability.RERANK} if rerank_way(info, template) is not None else set()
     return replace(info, capabilities=others | able)

@@ -13,9 +13,9 @@ from pyruntime.engine import Engine
 from pyruntime.errors import ModelLoadError
 from pyruntime.gate import device_gate
 from pyruntime.heads.dispatch import Heads
-from pyruntime.machine import usable_cores
+from pyruntime.machine import compute_threads
 from pyruntime.model.classifier_settings import read_cross_encoder_settings
-from pyruntime.model.kv_cache import KVCache, blocks_in_budget, bytes_for_cache
+from pyruntime.model.kv_cache import KVCache, blocks_in_budget, bytes_for_cache, free_bytes
 from pyruntime.model.loader import LoadedModel, load_model, resolve_folder
 from pyruntime.model.runner import ModelRunner
 from pyruntime.model.sentence import SentenceSettings, read_sentence_settings
@@ -57,9 +57,10 @@ def load_served_model(
     ``num_sharing``: this model and those after it that divide a share of the memory, as in ``bytes_for_cache``.
     """
     # One number for the whole process: the engines of a device take turns, and each step has all of the threads.
-    torch.set_num_threads(settings.threads or min(torch.get_num_threads(), usable_cores()))
+    torch.set_num_threads(compute_threads(settings.threads or torch.get_num_threads()))
     folder = resolve_folder(path, progress)
     progress(f"{name}: loading {folder.name}")
+    _check_fits(folder, settings.device)
     tokenizer = _tokenizer(folder)
     loaded = load_model(folder, settings.dtype, settings.device, settings.deterministic)
     sentence = _sentence(folder, loaded)
@@ -83,6 +84,14 @@ def load_served_model(
     )
     defaults = _generation_defaults(folder, loaded, tokenizer)
     return ServedModel(info, engine, tokenizer, defaults, template, compute.release)
+
+
+def _check_fits(folder: Path, device: str) -> None:
+    """Too large a model would take the whole process with it, and what it serves."""
+    files = [*folder.glob("*.safetensors")] or [*folder.glob("pytorch_model*.bin")]
+    needed, free = sum(file.stat().st_size for file in files), free_bytes(device)
+    if needed > free:
+        raise ModelLoadError(f"{folder}: its weights are {needed} bytes; {free} are free on {device}")
 
 
 def _sentence(folder: Path, loaded: LoadedModel) -> SentenceSettings:

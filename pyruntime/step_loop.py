@@ -52,7 +52,7 @@ class StepLoop:
         self._condition = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
         self._jobs: set[Job] = set()
-        self._deadlines = Deadlines(self._jobs)
+        self._deadlines = Deadlines()
         self._outbox = Outbox()
         self._num_ended = 0
         self.num_steps = 0
@@ -261,6 +261,7 @@ class StepLoop:
         assert job.ticket is not None
         with self._condition:
             self._jobs.discard(job)
+        self._deadlines.discard(job)
         self._num_ended += 1
         self._give_up(job, job.num_unread)
         job.unread = {}

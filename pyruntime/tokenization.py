@@ -6,6 +6,7 @@ fast tokenizer changes while it encodes, are switched off at construction and do
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +15,9 @@ from typing import Any, Literal
 
 from pyruntime.detokenization import IncrementalDetokenizer, StopMatcher
 from pyruntime.errors import CapabilityMissing, InvalidField, ModelLoadError
+
+# Characters of a template's own error, which may repeat the whole conversation.
+MOST_ERROR = 300
 
 __all__ = ["IncrementalDetokenizer", "PairFrame", "StopMatcher", "Tokenizer"]
 
@@ -129,21 +133,35 @@ class Tokenizer:
         """The conversation as the model's own template writes it, ready for the assistant's next turn.
 
         The text holds the special tokens the model expects: encode it with ``special_tokens=False``.
-        ``kw`` goes to the template. Raises ``CapabilityMissing`` without a template and ``InvalidField``
-        when the template refuses the messages.
+        ``kw`` goes to the template, ``tools`` and ``continue_final_message`` as transformers has them. Templates run
+        in transformers' sandbox, where what messages and tools say is data. Raises ``CapabilityMissing`` without a
+        template or with tools that it does not know, and ``InvalidField`` when it refuses the messages.
         """
         if not self._hf.chat_template:
             raise CapabilityMissing("this model has no chat template; send text or token ids")
+        if kw.get("tools") and not self._template_knows_tools():
+            raise CapabilityMissing("this model's chat template knows no tools; unset chat.tools_json")
         options = {"add_generation_prompt": True, **kw}
         try:
             return str(self._hf.apply_chat_template(messages, tokenize=False, **options))
         # A template is a program of the model's author: what it raises on odd messages is not limited.
         except Exception as error:
-            raise InvalidField("chat", f"the model's chat template refused the messages: {error}") from error
+            problem = f"the model's chat template refused the messages: {str(error)[:MOST_ERROR]}"
+            raise InvalidField("chat", problem) from error
+
+    def _template_knows_tools(self) -> bool:
+        """Whether the template, or one of several, has such a variable; others would leave the tools out unsaid."""
+        template = self._hf.chat_template
+        texts = template.values() if isinstance(template, dict) else [template]
+        return any(re.search(r"\btools\b", text) for text in texts)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``ids``; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def definition(self) -> str:
+        """The whole tokenizer as JSON, as in a ``tokenizer.json``."""
+        return str(self._backend.to_str())
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Each id's entry in the vocabulary, as it stands there; empty for an id outside of it."""

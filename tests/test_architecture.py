@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "heads": {"ops", "model"},
     "scheduler": set(),
     "jobs": {"scheduler"},
+    "constraints": {"tokenization"},
     "admission": set(),
     "deadlines": {"jobs"},
     "step_runner": {"scheduler"},
@@ -58,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ops",
     },
     "lifecycle": {"registry", "serving", "model"},
-    "service": {"registry", "lifecycle", "engine", "jobs", "tokenization", "rerank_template", "v1"},
+    "service": {"registry", "lifecycle", "engine", "jobs", "constraints", "tokenization", "rerank_template", "v1"},
     "client": {"v1"},
     "server": {"service", "lifecycle", "machine", "registry", "serving", "model", "engine", "tokenization"},
 }
@@ -66,7 +67,7 @@ OPEN_TO_ALL = {"config", "errors", "types", ""}
 GRPC_ROOMS = {"service", "client", "server"}
 GRPC_MODULES = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "pyruntime.v1"}
 TORCH_FREE_ROOMS = {"service", "scheduler", "registry", "client", "config", "errors", "engine", "jobs", "gate"}
-TORCH_FREE_ROOMS |= {"lifecycle", "machine", "admission", "deadlines", "step_runner", "step_loop"}
+TORCH_FREE_ROOMS |= {"lifecycle", "constraints", "machine", "admission", "deadlines", "step_runner", "step_loop"}
 MAY_SEE_TORCH = {"scheduler/batch_builder.py"}
 
 

@@ -160,17 +160,23 @@ async def test_close_ends_open_requests(model):
         engine.generate(generate([5], 1))
 
 
-async def test_a_bug_in_the_bookkeeping_leaves_nobody_waiting(model):
+async def test_a_bug_in_the_bookkeeping_leaves_nobody_waiting(model, caplog):
     class Broken(Scheduler):
         def advance(self, plan):
             raise KeyError("bookkeeping")
 
     engine, told = Engine(INFO, Broken(BlockPool(64, 4), 64, 32), model, model, model), []
-    engine.on_failed = told.append
+
+    def listen(reason):
+        told.append(reason)
+        raise KeyError("so has the listener")
+
+    engine.on_failed = listen
     with pytest.raises(ComputeFault, match="the engine of model fake has failed"):
         await engine.embed(embed([1]))
     await until(lambda: engine.is_closed)
     assert told == ["the engine of model fake has failed"]
+    assert "nobody could be told" in caplog.text
     with pytest.raises(NotReady):
         await engine.embed(embed([1]))
     engine.close()

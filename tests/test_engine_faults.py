@@ -123,3 +123,18 @@ async def test_a_forward_that_hangs_can_be_seen(engine, model):
     model.released.release()
     await held
     await until(lambda: engine.seconds_in_step == 0)
+
+
+async def test_a_row_that_was_not_finite_leaves_nothing_for_later_requests(engine, model):
+    """A fault that passes must not live on in the prefix cache."""
+    prompts = [[7] * 13, [8] * 13, [9] * 13]
+    model.not_finite = {7, 8, 9}
+    with pytest.raises(ComputeFault):
+        await collect(engine.generate(generate(prompts[0], 3)))
+    await engine.score(ScoreRequest(prompts[1], [[1], [2]], [0], True))
+    await engine.embed(embed(prompts[2]))
+    model.not_finite = set()
+    events = await collect(engine.generate(generate(prompts[0], 3)))
+    (scored,), _ = await engine.score(ScoreRequest(prompts[1], [[1]], [0], True))
+    (embedded,), _ = await engine.embed(embed(prompts[2]))
+    assert [events[0].cached_tokens, scored.cached_tokens, embedded.cached_tokens] == [0, 0, 0]

@@ -1,12 +1,14 @@
 """Deadlines, cancellation in every phase, and clients that read slowly, on the step thread with a fake model."""
 
 import asyncio
+import gc
 import time
 
 import pytest
 
 from pyruntime.engine import Engine
 from pyruntime.errors import DeadlinePassed, InvalidField, NotReady, Overloaded
+from pyruntime.jobs.batch import EmbedJob
 from pyruntime.scheduler.blocks import BlockPool
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.types import Task
@@ -176,6 +178,8 @@ async def test_deadlines_of_requests_that_ended_are_forgotten(engine):
     for _ in range(300):
         await engine.embed(embed([1]), deadline=deadline)
     assert len(engine._loop._deadlines) < 100
+    gc.collect()
+    assert sum(type(each) is EmbedJob for each in gc.get_objects()) <= 1  # nor are their results kept
 
 
 # -- slow clients ---------------------------------------------------------------------------------

@@ -66,6 +66,13 @@ async def test_a_shared_prompt_waits_once():
     assert GenerateJob(generate([1] * 10, 5, n=3)).num_unread == 10 + 2
 
 
+async def test_continuations_share_one_copy_of_their_prompt():
+    """128 of them behind a long prompt would else take the host a hundred times its memory."""
+    request = generate([1] * 10, 5, n=3)
+    _, *others = GenerateJob(request).sequences
+    assert all(each.token_ids.prefix is request.prompt for each in others)
+
+
 async def test_waiting_tokens_leave_as_they_are_computed_and_only_once():
     job = EmbedJob(EmbedRequest([[1] * 10], PoolingType.LAST, False, 4))
     (sequence,) = job.sequences
@@ -74,6 +81,16 @@ async def test_waiting_tokens_leave_as_they_are_computed_and_only_once():
         sequence.num_computed = computed
         left.append(job.note_computed(sequence))
     assert left == [4, 0, 0, 4, 2]
+    assert job.num_unread == 0
+
+
+async def test_a_shared_prefix_waits_no_more_as_far_as_it_is_computed():
+    """A long one takes many steps: counted at their end, the work ahead of others would look undone until then."""
+    job = ScoreJob(ScoreRequest([1] * 10, [[2], [3, 4]], [0], True))
+    prefix, first, second = job.sequences
+    for sequence, computed, left in ((prefix, 4, 4), (prefix, 10, 6), (first, 11, 1), (second, 12, 2)):
+        sequence.num_computed = computed
+        assert job.note_computed(sequence) == left
     assert job.num_unread == 0
 
 

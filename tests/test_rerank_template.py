@@ -110,9 +110,20 @@ def test_the_way_is_decided_by_what_the_model_has(tmp_path: Path) -> None:
     assert rerank_way(decoder, template) is rerank_way(classifier, template) is RerankWay.TEMPLATE
     assert rerank_way(classifier, None) is RerankWay.PAIRS
     assert rerank_way(vectors, None) is RerankWay.LATE_INTERACTION
-    unseen = replace(vectors, query_expansion=QueryExpansion(1, 32, cuts=True, attended=False))
+    unseen = replace(vectors, query_expansion=QueryExpansion(1, 32, cut_to=32, attended=False))
     assert rerank_way(decoder, replace(template, labels=())) is None
-    for info in (decoder, two, tokens, unseen, replace(vectors, late_interaction=False)):
+    assert rerank_way(unseen, None) is RerankWay.LATE_INTERACTION
+    for info in (decoder, two, tokens, replace(vectors, late_interaction=False)):
         assert rerank_way(info, None) is None
         assert Capability.RERANK not in with_rerank(info, None).capabilities
     assert with_rerank(classifier, None).capabilities == {Capability.CLASSIFY, Capability.RERANK}
+
+
+@pytest.mark.parametrize("label_ids", [(5, 1000), (-1,)])
+def test_labels_that_the_model_has_not(tmp_path: Path, label_ids: tuple[int, ...]) -> None:
+    template = find_template(own(tmp_path), QWEN)
+    assert template is not None
+    info = replace(fake_model("m", {Capability.GENERATE}).info, vocab_size=1000)
+    with pytest.raises(ModelLoadError, match="outside the model's vocabulary of 1000"):
+        with_rerank(info, replace(template, label_ids=label_ids))
+    assert Capability.RERANK in with_rerank(info, replace(template, label_ids=(999, 0))).capabilities

@@ -9,6 +9,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from pyruntime.config import Settings
+from pyruntime.errors import ModelLoadError
+from pyruntime.machine import usable_cores
 from pyruntime.model.loader import load_model
 from pyruntime.serving import _equal_cost_depth, load_served_model
 from pyruntime.types import GenerateRequest, SamplingParams, StopParams
@@ -55,6 +57,15 @@ async def test_a_model_of_windows_alone_lets_go_of_what_it_no_longer_reads(tmp_p
     assert (logits.max(dim=1).values - chosen).max() < 1e-3
 
 
+def test_weights_larger_than_what_is_free_are_refused_before_they_are_read(tmp_path: Path, monkeypatch):
+    folder = save(LlamaForCausalLM(LlamaConfig(**SIZES)), tmp_path)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    monkeypatch.setattr("pyruntime.serving.free_bytes", lambda device: size - 1)
+    monkeypatch.setattr("pyruntime.serving.load_model", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(ModelLoadError, match=f"its weights are {size} bytes; {size - 1} are free on cpu"):
+        load_served_model("m", folder, Settings(), print)
+
+
 def test_a_served_model_is_closed_as_often_as_one_likes(tmp_path: Path):
     folder = save(LlamaForCausalLM(LlamaConfig(**SIZES)), tmp_path)
     served = load_served_model("m", folder, Settings(kv_cache_bytes=2**20, self_check=False), print)
@@ -63,8 +74,8 @@ def test_a_served_model_is_closed_as_often_as_one_likes(tmp_path: Path):
     assert served.engine.is_closed
 
 
-@pytest.mark.parametrize(("threads", "expected"), [(1, 1), (2, 2)])
-def test_threads_are_what_the_settings_say(tmp_path: Path, threads: int, expected: int):
+@pytest.mark.parametrize(("threads", "expected"), [(1, 1), (2, min(2, usable_cores())), (4096, usable_cores())])
+def test_threads_are_what_the_settings_say_within_the_cores(tmp_path: Path, threads: int, expected: int):
     before = torch.get_num_threads()
     try:
         folder = save(LlamaForCausalLM(LlamaConfig(**SIZES)), tmp_path)

@@ -63,7 +63,7 @@ class AsyncClient:
 
     async def generate(
         self,
-        prompt: Text | Sequence[Mapping[str, str]],
+        prompt: Text | Sequence[Mapping[str, Any]],
         *,
         model: str = "",
         timeout_s: float | None = None,
@@ -74,14 +74,18 @@ class AsyncClient:
         ``options``: temperature, top_p, top_k, min_p, seed, repetition_penalty, frequency_penalty, presence_penalty,
         logit_bias ({id: value}), logprobs (how many likeliest tokens to list, 0 or more),
         max_new_tokens, min_new_tokens, stop (a string or several), stop_token_ids, ignore_eos,
-        include_stop_in_text, priority, request_id.
+        include_stop_in_text, priority, request_id, prompt_logprobs (bool), logprob_token_ids (of which each token's
+        place lists the log-probability), chunk_tokens (of streams: tokens in a piece at least), json_schema (text or
+        object), regex, grammar or choice (what the text must conform to). Of messages: tools
+        (dicts or JSON texts), continue_final_message, add_generation_prompt, template_arguments; what a message has
+        beside ``role`` and ``content`` goes to the template too.
         """
         response = await self.complete(prompt, model=model, timeout_s=timeout_s, **options)
         return response.completions[0].text
 
     async def complete(
         self,
-        prompt: Text | Sequence[Mapping[str, str]],
+        prompt: Text | Sequence[Mapping[str, Any]],
         *,
         model: str = "",
         timeout_s: float | None = None,
@@ -93,7 +97,7 @@ class AsyncClient:
 
     async def stream(
         self,
-        prompt: Text | Sequence[Mapping[str, str]],
+        prompt: Text | Sequence[Mapping[str, Any]],
         *,
         model: str = "",
         timeout_s: float | None = None,
@@ -108,7 +112,7 @@ class AsyncClient:
 
     async def stream_chunks(
         self,
-        prompt: Text | Sequence[Mapping[str, str]],
+        prompt: Text | Sequence[Mapping[str, Any]],
         *,
         model: str = "",
         timeout_s: float | None = None,
@@ -139,7 +143,7 @@ class AsyncClient:
         """
         request = messages.embed_request(inputs, model or self._model, options | {"kind": kind})
         response = await self._answer(self.embed_stub.Embed, request, timeout_s)
-        return messages.embeddings(response, kind)
+        return messages.embeddings(response)
 
     async def embed_stream(
         self,
@@ -181,7 +185,7 @@ class AsyncClient:
         self,
         query: Text,
         items: Iterable[Text],
-        labels: Sequence[str] | Sequence[int] | np.ndarray,
+        labels: Sequence[str] | Sequence[int] | np.ndarray = (),
         *,
         model: str = "",
         timeout_s: float | None = None,
@@ -189,6 +193,7 @@ class AsyncClient:
     ) -> np.ndarray:
         """float32 [items, labels]: how likely each label is as the next token after query and item.
 
+        Without ``labels``: those of the model's own head, in the order of ``Model.labels``.
         ``options``: apply_softmax, temperature, item_first, truncation, priority, request_id.
         """
         request = messages.score_request(query, items, labels, model or self._model, options)
@@ -227,10 +232,15 @@ class AsyncClient:
         return list(response.models)
 
     async def tokenize(
-        self, text: str, *, model: str = "", special_tokens: bool | None = None
+        self,
+        text: str | Sequence[Mapping[str, Any]],
+        *,
+        model: str = "",
+        special_tokens: bool | None = None,
+        **options: Any,
     ) -> model_pb2.TokenizeResponse:
-        """``token_ids`` and ``pieces`` of a text."""
-        request = messages.tokenize_request(text, model or self._model, special_tokens)
+        """``token_ids`` and ``pieces`` of a text, or of messages with ``generate``'s ``options`` for those."""
+        request = messages.tokenize_request(text, model or self._model, special_tokens, options)
         return await self._answer(self.model_stub.Tokenize, request)
 
     async def detokenize(self, token_ids: Sequence[int] | np.ndarray, *, model: str = "") -> str:

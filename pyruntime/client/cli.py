@@ -81,10 +81,14 @@ def run_embed(client: Client, options: argparse.Namespace) -> int:
 def run_score(client: Client, options: argparse.Namespace) -> int:
     def ask(items: list[str]) -> list[Any]:
         given = {"apply_softmax": options.apply_softmax, "item_first": options.item_first}
-        request = messages.score_request(options.query, items, options.label, options.model, given)
+        request = messages.score_request(options.query, items, options.label or (), options.model, given)
         with api_errors():
-            return list(messages.each_score(client.score_stub.Score(request, timeout=options.timeout)))
+            response = client.score_stub.Score(request, timeout=options.timeout)
+        if not labels:  # those of a model that has its own
+            labels.extend(next(each.labels for each in client.models() if each.name == response.model))
+        return list(messages.each_score(response))
 
+    labels: list[str] = list(options.label or ())
     failed = 0
     for start, chunk in console.chunks(console.texts(options.item, "item"), "items"):
         for index, result in enumerate(each_answer(chunk, "items", ask), start):
@@ -92,7 +96,7 @@ def run_score(client: Client, options: argparse.Namespace) -> int:
                 failed += console.emit_error(options, index, "item", result)
                 continue
             item = chunk[index - start]
-            by_label = dict(zip(options.label, result.tolist(), strict=True))
+            by_label = dict(zip(labels, result.tolist(), strict=True))
             shown = "  ".join(f"{label!r} {score:.6f}" for label, score in by_label.items())
             console.emit(options, {"index": index, "item": item, "scores": by_label}, f"{shown}  {item}")
     return failed
@@ -181,7 +185,7 @@ def run_tokenize(client: Client, options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pyruntime", description=__doc__)
+    parser = argparse.ArgumentParser(prog="pyruntime", description=(__doc__ or "").replace("``", ""))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _generate_options(_command(commands, "generate", "continue a prompt, streamed as it grows", run_generate))
     embed = _command(commands, "embed", "turn texts into vectors", run_embed)
@@ -196,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
     score = _command(commands, "score", "how likely labels are after a query and each item", run_score)
     score.add_argument("query", help="what every item is read behind")
     score.add_argument("item", nargs="*", help="items; none or - reads lines from standard input")
-    score.add_argument("--label", action="append", required=True, help="a label of one token; repeat it")
+    score.add_argument("--label", action="append", help="one token; repeat it; none: the model's own")
     score.add_argument("--apply-softmax", action="store_true", help="normalise over the labels alone")
     score.add_argument("--item-first", action="store_true", help="put each item before the query")
     rerank = _command(commands, "rerank", "order documents by how well they answer a query", run_rerank)
@@ -227,7 +231,7 @@ def _command(
     parser: argparse.ArgumentParser = commands.add_parser(name, help=help_text, description=help_text)
     parser.set_defaults(run=run)
     parser.add_argument("--target", default=os.environ.get("PYRUNTIME_TARGET", DEFAULT_TARGET), help="host:port")
-    parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, help="seconds for a call")
+    parser.add_argument("--timeout", type=_seconds, default=DEFAULT_TIMEOUT_S, help="seconds for a call")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     if takes_model:
         parser.add_argument("--model", default="", help="may be left out when one served model fits")
@@ -237,6 +241,13 @@ def _command(
 def _reading_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw-scores", action="store_true", help="logits instead of the model's activation")
     parser.add_argument("--truncation", choices=["none", "right", "left"], help="default: none, too long is an error")
+
+
+def _seconds(value: str) -> float:
+    number = float(value)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{value} is out of range; allowed: above 0")
+    return number
 
 
 def _count(value: str) -> int:

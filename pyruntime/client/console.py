@@ -97,7 +97,8 @@ def emit_error(options: argparse.Namespace, index: int, unit: str, error: ApiErr
 
 def print_error(error: ApiError) -> None:
     print(f"pyruntime: {error}", file=sys.stderr)
-    for violation in error.violations:
+    # The message says the same of a single one.
+    for violation in error.violations if len(error.violations) > 1 else ():
         print(f"  {violation.field}: {violation.description}", file=sys.stderr)
     if error.retry_after_s is not None:
         print(f"  retry in {error.retry_after_s:g} s", file=sys.stderr)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -35,7 +37,9 @@ _EMBED_ENUMS: dict[str, tuple[str, Any]] = {
     "pooling": ("pooling", embed_pb2.Pooling),
     "truncation": ("truncation", common_pb2.Truncation),
 }
+CHAT_OPTIONS = frozenset({"tools", "continue_final_message", "add_generation_prompt", "template_arguments"})
 _SAMPLING = frozenset(generate_pb2.Sampling.DESCRIPTOR.fields_by_name)
+_CONSTRAINTS = frozenset(generate_pb2.Constraint.DESCRIPTOR.fields_by_name)
 _STOP = {
     "max_new_tokens": "max_new_tokens",
     "min_new_tokens": "min_new_tokens",
@@ -54,10 +58,10 @@ def to_input(value: Text) -> common_pb2.Input:
 
 def to_ids(value: Any, what: str) -> list[int]:
     """Token ids from any iterable of integers, numpy's included. TypeError, which names ``what``, for anything else."""
-    try:
-        return [operator.index(each) for each in value]
-    except TypeError as error:
-        raise TypeError(f"{what} must be a list of token ids, not {_shown(value)}") from error
+    if not isinstance(value, (bytes, bytearray, Mapping)):  # iterables of numbers, though hardly of token ids
+        with contextlib.suppress(TypeError):
+            return [operator.index(each) for each in value]
+    raise TypeError(f"{what} must be a list of token ids, not {_shown(value)}")
 
 
 def several(values: Iterable[T], what: str) -> list[T]:
@@ -77,29 +81,75 @@ def _shown(value: object) -> str:
     return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '...'}"
 
 
-def generate_request(prompt: Text | Sequence[Mapping[str, str]], model: str, options: Mapping[str, Any]) -> Any:
-    """``prompt``: a text, token ids, or messages of ``role`` and ``content``. Raises TypeError on an unknown option."""
+def is_chat(prompt: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    """Whether a prompt is a list of messages."""
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def chat_message(messages: Iterable[Mapping[str, Any]], options: Mapping[str, Any]) -> generate_pb2.Chat:
+    """Messages of ``role``, ``content`` and what else the template reads; of ``options``, those in ``CHAT_OPTIONS``."""
+    chat = generate_pb2.Chat()
+    for message in messages:
+        further = {name: value for name, value in message.items() if name not in ("role", "content")}
+        fields = json.dumps(further, ensure_ascii=False) if further else ""
+        # An assistant that only calls tools says nothing, or None.
+        chat.messages.add(role=message.get("role"), content=message.get("content"), fields_json=fields)
+    given = {name: options[name] for name in CHAT_OPTIONS if options.get(name) is not None}
+    for tool in several(given.pop("tools", ()), "tools"):
+        chat.tools_json.append(tool if isinstance(tool, str) else json.dumps(tool, ensure_ascii=False))
+    chat.template_arguments.update(given.pop("template_arguments", {}))
+    chat.MergeFrom(generate_pb2.Chat(**given))
+    return chat
+
+
+def generate_request(prompt: Text | Sequence[Mapping[str, Any]], model: str, options: Mapping[str, Any]) -> Any:
+    """``prompt``: a text, token ids, or messages, see ``chat_message``. Raises TypeError on an unknown option."""
     request = generate_pb2.GenerateRequest(model=model)
     if isinstance(prompt, str):
         request.text = prompt
-    elif len(prompt) and isinstance(prompt[0], Mapping):
-        request.chat.messages.extend(generate_pb2.Chat.Message(**message) for message in prompt)  # type: ignore[arg-type]
+    elif is_chat(prompt):
+        request.chat.CopyFrom(chat_message(prompt, options))
     else:
         request.token_ids.ids.extend(to_ids(prompt, "a prompt that is neither text nor messages"))
-    given = {name: value for name, value in options.items() if value is not None}
+    for name in CHAT_OPTIONS & options.keys():
+        if options[name] is not None and not request.HasField("chat"):
+            raise TypeError(f"{name} is for messages; the prompt is none")
+    given = {name: value for name, value in options.items() if value is not None and name not in CHAT_OPTIONS}
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
     if "stop_token_ids" in given:
         given["stop_token_ids"] = to_ids(given["stop_token_ids"], "stop_token_ids")
     if "logprobs" in given:
         request.logprobs.enabled, request.logprobs.top = True, given.pop("logprobs")
+    if given.pop("prompt_logprobs", False):
+        request.logprobs.enabled = request.logprobs.prompt = True
+    if "logprob_token_ids" in given:
+        request.logprobs.enabled = True
+        request.logprobs.token_ids.extend(to_ids(given.pop("logprob_token_ids"), "logprob_token_ids"))
+    _add_constraint(request, given)
     request.sampling.MergeFrom(generate_pb2.Sampling(**{k: v for k, v in given.items() if k in _SAMPLING}))
     request.stop.MergeFrom(generate_pb2.Stop(**{_STOP[k]: v for k, v in given.items() if k in _STOP}))
     for name in given.keys() - _SAMPLING - _STOP.keys():
-        if name not in ("n", "priority", "request_id"):
+        if name not in ("n", "priority", "request_id", "chunk_tokens"):
             raise TypeError(f"unknown option {name!r}")
         setattr(request, name, given[name])
     return request
+
+
+def _add_constraint(request: generate_pb2.GenerateRequest, given: dict[str, Any]) -> None:
+    """Takes its option out of ``given``. TypeError for more than one."""
+    kinds = sorted(_CONSTRAINTS & given.keys())
+    if len(kinds) > 1:
+        raise TypeError(f"one of {', '.join(kinds)} at a time")
+    for kind in kinds:
+        value = given.pop(kind)
+        if kind == "choice":
+            if isinstance(value, str):
+                raise TypeError("choice is a list of texts, not one text")
+            request.constraint.choice.options.extend(value)
+        else:
+            is_object = kind == "json_schema" and not isinstance(value, str)
+            setattr(request.constraint, kind, json.dumps(value) if is_object else value)
 
 
 def embed_request(inputs: Iterable[Text], model: str, options: Mapping[str, Any]) -> embed_pb2.EmbedRequest:
@@ -132,13 +182,13 @@ def _embedding(result: embed_pb2.EmbedResult) -> Embedding | ApiError:
 
 
 def _numbers(packed: bytes) -> np.ndarray:
-    return np.frombuffer(packed, dtype="<f4").astype(np.float32, copy=False)
+    return np.frombuffer(packed, dtype="<f4").astype(np.float32)  # a copy: what lies in the message is read-only
 
 
-def embeddings(response: embed_pb2.EmbedResponse, kind: str) -> Any:
+def embeddings(response: embed_pb2.EmbedResponse) -> Any:
     """What ``embed`` returns: float32 [N, D], or a list for the other kinds. Raises the first input's error."""
     results: list[Any] = good(each_embedding(response))
-    return np.stack(results) if kind == "dense" else results
+    return np.stack(results) if response.results[0].HasField("dense") else results
 
 
 def each_score(response: score_pb2.ScoreResponse) -> list[np.ndarray | ApiError]:
@@ -189,8 +239,18 @@ def detokenize_request(token_ids: Sequence[int] | np.ndarray, model: str) -> mod
     return model_pb2.DetokenizeRequest(model=model, token_ids=to_ids(token_ids, "token_ids"))
 
 
-def tokenize_request(text: str, model: str, special_tokens: bool | None) -> model_pb2.TokenizeRequest:
-    request = model_pb2.TokenizeRequest(model=model, text=text)
+def tokenize_request(
+    text: str | Sequence[Mapping[str, Any]], model: str, special_tokens: bool | None, options: Mapping[str, Any]
+) -> model_pb2.TokenizeRequest:
+    """``text``: a text, or messages with ``CHAT_OPTIONS``. Raises TypeError on an unknown option."""
+    for name in options:
+        if name not in CHAT_OPTIONS or isinstance(text, str):
+            raise TypeError(f"unknown option {name!r}; for messages: {', '.join(sorted(CHAT_OPTIONS))}")
+    request = model_pb2.TokenizeRequest(model=model)
+    if isinstance(text, str):
+        request.text = text
+    else:
+        request.chat.CopyFrom(chat_message(text, options))
     if special_tokens is not None:
         request.special_tokens = special_tokens
     return request

@@ -65,7 +65,7 @@ class Client:
 
     def generate(
         self,
-        prompt: Text | Sequence[Mapping[str, str]],
+        prompt: Text | Sequence[Mapping[str, Any]],
         *,
         model: str = "",
         timeout_s: float | None = None,
@@ -76,13 +76,17 @@ class Client:
         ``options``: temperature, top_p, top_k, min_p, seed, repetition_penalty, frequency_penalty, presence_penalty,
         logit_bias ({id: value}), logprobs (how many likeliest tokens to list, 0 or more),
         max_new_tokens, min_new_tokens, stop (a string or several), stop_token_ids, ignore_eos,
-        include_stop_in_text, priority, request_id.
+        include_stop_in_text, priority, request_id, prompt_logprobs (bool), logprob_token_ids (of which each token's
+        place lists the log-probability), chunk_tokens (of streams: tokens in a piece at least), json_schema (text or
+        object), regex, grammar or choice (what the text must conform to). Of messages: tools
+        (dicts or JSON texts), continue_final_message, add_generation_prompt, template_arguments; what a message has
+        beside ``role`` and ``content`` goes to the template too.
         """
         return self.complete(prompt, model=model, timeout_s=timeout_s, **options).completions[0].text
 
     def complete(
         self,
-        prompt: Text | Sequence[Mapping[str, str]],
+        prompt: Text | Sequence[Mapping[str, Any]],
         *,
         model: str = "",
         timeout_s: float | None = None,
@@ -95,7 +99,7 @@ class Client:
 
     def stream(
         self,
-        prompt: Text | Sequence[Mapping[str, str]],
+        prompt: Text | Sequence[Mapping[str, Any]],
         *,
         model: str = "",
         timeout_s: float | None = None,
@@ -108,7 +112,7 @@ class Client:
 
     def stream_chunks(
         self,
-        prompt: Text | Sequence[Mapping[str, str]],
+        prompt: Text | Sequence[Mapping[str, Any]],
         *,
         model: str = "",
         timeout_s: float | None = None,
@@ -142,7 +146,7 @@ class Client:
         request = messages.embed_request(inputs, model or self._model, options | {"kind": kind})
         with api_errors():
             response = self.embed_stub.Embed(request, timeout=self._seconds(timeout_s))
-        return messages.embeddings(response, kind)
+        return messages.embeddings(response)
 
     def embed_stream(
         self,
@@ -182,7 +186,7 @@ class Client:
         self,
         query: Text,
         items: Iterable[Text],
-        labels: Sequence[str] | Sequence[int] | np.ndarray,
+        labels: Sequence[str] | Sequence[int] | np.ndarray = (),
         *,
         model: str = "",
         timeout_s: float | None = None,
@@ -190,6 +194,7 @@ class Client:
     ) -> np.ndarray:
         """float32 [items, labels]: how likely each label is as the next token after query and item.
 
+        Without ``labels``: those of the model's own head, in the order of ``Model.labels``.
         ``options``: apply_softmax, temperature, item_first, truncation, priority, request_id.
         """
         request = messages.score_request(query, items, labels, model or self._model, options)
@@ -233,9 +238,16 @@ class Client:
             response = self.model_stub.ListModels(model_pb2.ListModelsRequest(), timeout=self._timeout_s)
         return list(response.models)
 
-    def tokenize(self, text: str, *, model: str = "", special_tokens: bool | None = None) -> model_pb2.TokenizeResponse:
-        """``token_ids`` and ``pieces`` of a text."""
-        request = messages.tokenize_request(text, model or self._model, special_tokens)
+    def tokenize(
+        self,
+        text: str | Sequence[Mapping[str, Any]],
+        *,
+        model: str = "",
+        special_tokens: bool | None = None,
+        **options: Any,
+    ) -> model_pb2.TokenizeResponse:
+        """``token_ids`` and ``pieces`` of a text, or of messages with ``generate``'s ``options`` for those."""
+        request = messages.tokenize_request(text, model or self._model, special_tokens, options)
         with api_errors():
             return self.model_stub.Tokenize(request, timeout=self._timeout_s)
 

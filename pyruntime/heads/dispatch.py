@@ -8,11 +8,12 @@ import torch
 
 from pyruntime.heads.classifier import CrossEncodingPooler
 from pyruntime.heads.pooler import Pooler
+from pyruntime.heads.prompt_logprobs import PromptHead
 from pyruntime.heads.sampler import Sampler
 from pyruntime.heads.score_head import ScoreHead
 from pyruntime.model.loader import LoadedModel
 from pyruntime.model.sentence import SentenceSettings
-from pyruntime.types import ForwardBatch, Task
+from pyruntime.types import ForwardBatch, SampledToken, Task
 
 
 class Heads:
@@ -22,6 +23,7 @@ class Heads:
         output_head = loaded.output_head
         self._pooler = Pooler(loaded, sentence)
         self._sampler = Sampler(output_head) if output_head is not None else None
+        self._prompt_head = PromptHead(output_head) if output_head is not None else None
         self._score_head = ScoreHead(output_head) if output_head is not None else None
         self._classifier = CrossEncodingPooler(loaded.classifier) if loaded.classifier is not None else None
 
@@ -35,8 +37,17 @@ class Heads:
                 self._classifier.keep_partial(hidden, rows)
         outputs: dict[Task, Any] = {Task.EMBED: iter(self._pooler.pool(hidden, batch).embeddings)}
         if self._sampler is not None and self._score_head is not None:
-            outputs[Task.GENERATE] = iter(self._sampler.sample(hidden, batch).tokens)
+            outputs[Task.GENERATE] = iter(self._generated(hidden, batch))
             outputs[Task.SCORE] = iter(self._score_head.score(hidden, batch).scores)
         if self._classifier is not None:
             outputs[Task.CLASSIFY] = iter(self._classifier.classify(hidden, batch).scores)
         return [next(outputs[rows.task]) for rows in batch.rows if rows.reads]
+
+    def _generated(self, hidden: torch.Tensor, batch: ForwardBatch) -> list[SampledToken | None]:
+        """Of each reading GENERATE row, with what the prompt's own rows say where that is asked for."""
+        tokens: list[SampledToken | None] = self._sampler.sample(hidden, batch).tokens if self._sampler else []
+        if self._prompt_head is None:
+            return tokens
+        self._prompt_head.keep_partial(hidden, batch)
+        reading = [rows for rows in batch.rows if rows.task is Task.GENERATE and rows.reads]
+        return [self._prompt_head.attach(token, rows) for token, rows in zip(tokens, reading, strict=True)]

@@ -34,6 +34,7 @@ class Pooler:
         if sentence.rows_width is not None and sentence.rows_width[0] != loaded.hidden_size:
             width, file = sentence.rows_width
             raise ModelLoadError(f"{file}: takes rows of {width}, but {loaded.architecture} gives {loaded.hidden_size}")
+        _check_expansion(loaded, sentence)
         projection = sentence.projection
         self._project = projection.steps.to(loaded.device) if projection is not None else None
         self._sparse: SparseHead | None = sparse_head(loaded, sentence)
@@ -152,6 +153,15 @@ class _Spans:
             torch.tensor(self.normalize, device=device),
         ).cpu()
         return [torch.zeros(width) if is_zero else pooled[i, :width] for i, width, is_zero in self.wanted]
+
+
+def _check_expansion(loaded: LoadedModel, sentence: SentenceSettings) -> None:
+    """Appended tokens that see nothing within a layer's window would be made of nothing."""
+    expansion = sentence.query_expansion
+    windows = [traits.window for traits in loaded.layers.values() if traits.window is not None]
+    if expansion is not None and not expansion.attended and windows and min(windows) < expansion.length:
+        problem = f"query_expansion of {expansion.length} tokens that are not attended, in a window of {min(windows)}"
+        raise ModelLoadError(f"{loaded.architecture}: {problem}, is not served")
 
 
 def _num_skipped(rows: SequenceRows) -> int:

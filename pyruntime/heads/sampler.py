@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from pyruntime.heads import sampling_rows
@@ -30,7 +32,7 @@ class Sampler:
         arguments = sampling_rows.parameters(sequences, hidden.device) | sampling_rows.extras(sequences, hidden.device)
         wanted = [rows.sequence.payload.sampling.logprobs for rows in reading]
         if any(count is not None for count in wanted):
-            tokens = _with_logprobs(logits, arguments, wanted)
+            tokens = _with_selected(logits, _with_logprobs(logits, arguments, wanted), sequences)
         else:
             tokens = [SampledToken(token) for token in sampling.sample(logits, **arguments).tolist()]
         return GenerationBatchResult([token if token.token_id >= 0 else None for token in tokens])
@@ -50,3 +52,14 @@ def _with_logprobs(
             likeliest = tuple(zip(top_ids[:count], top_logprobs[:count], strict=True))
             tokens.append(SampledToken(token_id, logprob, likeliest))
     return tokens
+
+
+def _with_selected(logits: torch.Tensor, tokens: list[SampledToken], sequences: list[Any]) -> list[SampledToken]:
+    """Log-probabilities of each request's own list of tokens: the drawn one's plus the difference of the logits."""
+    wanted = [sequence.payload.sampling.logprob_ids for sequence in sequences]
+    answers = list(tokens)
+    for place, (ids, token) in enumerate(zip(wanted, tokens, strict=True)):
+        if ids and token.logprob is not None and token.token_id >= 0:
+            own = logits[place, torch.tensor([token.token_id, *ids], device=logits.device)].float()
+            answers[place] = token._replace(selected=tuple((own[1:] - own[0] + token.logprob).tolist()))
+    return answers

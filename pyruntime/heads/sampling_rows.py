@@ -24,7 +24,7 @@ def parameters(sequences: list[Any], device: torch.device) -> dict[str, torch.Te
 
 
 def extras(sequences: list[Any], device: torch.device) -> dict[str, torch.Tensor]:
-    """Penalties and biases, where a row of the batch has any; nothing else pays for them."""
+    """Penalties, biases and constraints, where a row of the batch has any; nothing else pays for them."""
     found: dict[str, torch.Tensor] = {}
     settings = [sequence.payload.sampling for sequence in sequences]
     if any(s.penalizes for s in settings):
@@ -40,6 +40,8 @@ def extras(sequences: list[Any], device: torch.device) -> dict[str, torch.Tensor
             [[i for i, _ in each] for each in biases], torch.int64, device
         )
         found["bias_values"], _ = _ragged([[value for _, value in each] for each in biases], torch.float32, device)
+    if any(sequence.matcher is not None for sequence in sequences):
+        found["bitmask"] = _bitmask(sequences).to(device)
     return found
 
 
@@ -63,6 +65,17 @@ def _biases(sequence: Any) -> list[tuple[int, float]]:
     if sequence.num_generated < request.stop.min_new_tokens:
         biases.update(dict.fromkeys(request.stop.token_ids, -np.inf))
     return sorted(biases.items())
+
+
+def _bitmask(sequences: list[Any]) -> torch.Tensor:
+    """int32 [B, ceil(V / 32)]: what each row's constraint lets through; everything where there is none."""
+    masks = [None if sequence.matcher is None else sequence.matcher.mask for sequence in sequences]
+    width = next(len(mask) for mask in masks if mask is not None)
+    rows = np.full((len(masks), width), -1, dtype=np.int32)
+    for row, mask in zip(rows, masks, strict=True):
+        if mask is not None:
+            row[:] = mask
+    return torch.from_numpy(rows)
 
 
 def _ragged(rows: list[Any], dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

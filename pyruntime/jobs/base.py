@@ -38,7 +38,7 @@ class Job:
         self.ticket: Ticket | None = None
         self.owns_ticket = False
         self.paused = False
-        self.unread = {sequence: _own_tokens(sequence) for sequence in sequences if not sequence.is_prefix}
+        self.unread = {sequence: _own_tokens(sequence) for sequence in sequences}
 
     @property
     def deadline(self) -> float | None:
@@ -112,8 +112,6 @@ class Job:
 
 
 def _own_tokens(sequence: Sequence) -> int:
-    """Prompt tokens that are not its parent's. The first item behind a prefix pays for that as well."""
+    """Prompt tokens that are not its parent's; at least the last is computed by every sequence itself."""
     parent = sequence.parent
-    if parent is None or (parent.is_prefix and sequence.index == 0):
-        return len(sequence)
-    return max(1, len(sequence) - len(parent))
+    return len(sequence) if parent is None else max(1, len(sequence) - len(parent))

@@ -44,6 +44,8 @@ class BatchJob(Job):
         return self._num_missing == 0 or self._error is not None
 
     def take(self, sequence: Sequence, output: Any, scheduler: Scheduler) -> None:
+        if output is None:
+            scheduler.distrust(sequence)
         self._results[sequence.index] = self._result(sequence, output)
         self._num_missing -= 1
         scheduler.finish(sequence)

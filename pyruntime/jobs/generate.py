@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from pyruntime.errors import ComputeFault, PyruntimeError
+from pyruntime.errors import ComputeFault, InvalidField, PyruntimeError
 from pyruntime.jobs.base import Job
 from pyruntime.jobs.outbox import Outbox
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.scheduler.sequence import Sequence
+from pyruntime.scheduler.tokens import SharedTokens
 from pyruntime.types import FinishReason, GenerateRequest, SampledToken, StepTiming, Task, TokenEvent
 
 # Some seconds of a fast stream: enough that no client who reads is ever paused.
@@ -59,11 +60,16 @@ class GenerateJob(Job):
 
     def __init__(self, request: GenerateRequest, buffer_tokens: int = BUFFER_TOKENS) -> None:
         first = Sequence(Task.GENERATE, list(request.prompt), request, 0, request.priority)
+        # Cached keys and values come without the hidden rows that the prompt's log-probabilities are read from.
+        first.reuses_prefix = request.prompt_logprobs is None
         others = [
-            Sequence(Task.GENERATE, list(request.prompt), request, i, request.priority, parent=first)
+            Sequence(Task.GENERATE, SharedTokens(request.prompt, []), request, i, request.priority, parent=first)
             for i in range(1, request.n)
         ]
         super().__init__([first, *others])
+        if request.constraint is not None:
+            for sequence in self.sequences:
+                sequence.matcher = request.constraint.matcher(request.stop.token_ids)
         self.request = request
         self.inbox = Inbox()
         self._most_buffered = buffer_tokens * request.n
@@ -92,27 +98,52 @@ class GenerateJob(Job):
 
     def take(self, sequence: Sequence, output: Any, scheduler: Scheduler) -> None:
         if output is None:
-            self._error = ComputeFault("the logits are not finite")
-            for each in self.sequences:
-                scheduler.drop(each)
+            scheduler.distrust(sequence)
+            self._give_up(self._why_nothing_was_drawn(sequence), scheduler)
             return
         token: SampledToken = output
         scheduler.append_token(sequence, token.token_id)
-        finish = self._finish_reason(sequence, token.token_id)
+        # The prompt has been read, should it be computed again.
+        sequence.reuses_prefix, sequence.partial_hidden = True, []
+        try:
+            finish, is_complete = self._finish_reason(sequence, token.token_id)
+        except InvalidField as error:  # the constraint leaves nothing to go on with
+            self._give_up(error, scheduler)
+            return
         timing = None
         if finish is not None:
             scheduler.finish(sequence)
             self._open.discard(sequence.index)
             timing = self.timing()
-        self._pending.append(
-            TokenEvent(sequence.index, token.token_id, finish, sequence.cached_tokens, timing, token.logprob, token.top)
-        )
+        index, cached = sequence.index, sequence.cached_tokens
+        if is_complete:  # the token is text, so the end comes as an event of its own
+            self._pending.append(TokenEvent(index, token.token_id, None, cached, None, *token[1:]))
+            self._pending.append(TokenEvent(index, None, finish, cached, timing))
+        else:
+            self._pending.append(TokenEvent(index, token.token_id, finish, cached, timing, *token[1:]))
 
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+    def _finish_reason(self, sequence: Sequence, token_id: int) -> tuple[FinishReason | None, bool]:
+        """Whether and why it ends, and whether that is since its constraint lets nothing follow ``token_id``."""
         stop = self.request.stop
         if token_id in stop.token_ids and sequence.num_generated > stop.min_new_tokens:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if sequence.num_generated >= stop.max_new_tokens else None
+            return FinishReason.STOP, False
+        is_last = sequence.num_generated >= stop.max_new_tokens
+        if sequence.matcher is not None and sequence.matcher.advance(token_id):
+            return FinishReason.STOP, True
+        return FinishReason.LENGTH if is_last else None, False
+
+    def _why_nothing_was_drawn(self, sequence: Sequence) -> PyruntimeError:
+        stop, matcher = self.request.stop, sequence.matcher
+        too_few = sequence.num_generated < stop.min_new_tokens
+        if matcher is not None and too_few and not matcher.allows_any_but(stop.token_ids):
+            problem = f"{stop.min_new_tokens} cannot be reached: after {sequence.num_generated} tokens"
+            return InvalidField("stop.min_new_tokens", f"{problem} the constraint lets only stop tokens follow")
+        return ComputeFault("the logits are not finite")
+
+    def _give_up(self, error: PyruntimeError, scheduler: Scheduler) -> None:
+        self._error = error
+        for each in self.sequences:
+            scheduler.drop(each)
 
     def fail(self, error: PyruntimeError) -> None:
         self._error = error

@@ -19,6 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from pyruntime.errors import ModelLoadError
 from pyruntime.model.kv_cache import KVCache, LayerShape
+from pyruntime.model.unattended import Unattended, attend_behind
 from pyruntime.ops import attention as attention_ops
 from pyruntime.types import ForwardBatch
 
@@ -46,12 +47,13 @@ class LayerTraits:
 @dataclass(slots=True)
 class AttentionContext:
     """What the layers of a running forward need to know. ``probe`` collects their traits instead of using a cache;
-    ``causal`` answers for layers that do not say themselves."""
+    ``causal`` answers for layers that do not say themselves; ``unattended`` tokens are seen by none of their text."""
 
     batch: ForwardBatch
     cache: KVCache | None = None
     probe: dict[int, LayerTraits] | None = None
     causal: bool = True
+    unattended: Unattended | None = None
 
 
 # Beside the model's arguments, since not every model hands unknown keywords down to its attention.
@@ -98,7 +100,13 @@ def packed_attention_forward(
     if context.cache is None:
         # Two-sided windows reach as far ahead as back: ModernBERT, EmbeddingGemma.
         options["window_right"] = -1 if causal else window
-        output = attention_ops.packed_attention(q, k, v, context.batch.query_starts, causal=causal, **options)
+        behind = context.unattended
+        starts = context.batch.query_starts if behind is None else behind.starts
+        output = attention_ops.packed_attention(q, k, v, starts, causal=causal, **options)
+        if behind is not None:
+            if causal or options["softcap"] or s_aux is not None:
+                raise ValueError(f"{type(module).__name__}: tokens that are not attended to, under such attention")
+            attend_behind(output, q, k, v, behind.spans, options["scale"], window)
     else:
         output = _paged(cast(int, module.layer_idx), q, k, v, context.batch, context.cache, options)
     return output.unsqueeze(0), None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from transformers.utils import ModelOutput
 
 from pyruntime.errors import ModelLoadError
 from pyruntime.model.classifier_settings import ACTIVATIONS, activation_name, label_names
+from pyruntime.model.few_rows import linear
+from pyruntime.model.row_invariant import RowInvariant
 from pyruntime.model.weights import CLASSIFIER_SUFFIXES, TOKEN_CLASSIFIER_SUFFIX
 
 
@@ -110,7 +113,8 @@ class ClassifierHead:
         stand_in: _Rows = self._model.base_model
         stand_in.rows = rows.float().unsqueeze(1)
         try:
-            logits: torch.Tensor = self._model(input_ids=ids).logits
+            with RowInvariant(functools.partial(linear, row_invariant=True)):
+                logits: torch.Tensor = self._model(input_ids=ids).logits
         finally:
             stand_in.rows = None
         return logits.reshape(rows.shape[0], -1)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch.nn import functional
 
+from pyruntime.model.row_invariant import make_row_invariant
 from pyruntime.ops.linear import linear_rows
 
 # Past this many rows torch's blocked product is the faster one.
@@ -40,8 +43,13 @@ class _RowInvariantLinear(FewRowsLinear):
 
 
 def use_few_rows_linears(model: torch.nn.Module, row_invariant: bool) -> int:
-    """Switch every plain ``nn.Linear`` of the model over, weights untouched; returns how many."""
+    """Switch every plain ``nn.Linear`` of the model over, weights untouched; returns how many.
+
+    ``row_invariant``: what lies between them in the body is made so too.
+    """
     plain = [module for module in model.modules() if type(module) is torch.nn.Linear]
     for module in plain:
         module.__class__ = _RowInvariantLinear if row_invariant else FewRowsLinear
+    if row_invariant:
+        make_row_invariant(model, functools.partial(linear, row_invariant=True))
     return len(plain)

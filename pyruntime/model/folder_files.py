@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file
 
 from pyruntime.errors import ModelLoadError
+
+T = TypeVar("T")
+
+_FORMS: dict[type, str] = {bool: "true or false", str: "a text", dict: "an object"}
 
 
 def read_weights(folder: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
@@ -54,17 +58,39 @@ def positive(config: dict[str, Any], key: str, file: Path) -> int:
     return value
 
 
+def typed(config: dict[str, Any], key: str, kind: type[T], file: Path) -> T | None:
+    """A configuration's true or false, text or object, None where it has none or null; else ``ModelLoadError``."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise ModelLoadError(f"{file}: {key} is {value!r}; expected {_FORMS[kind]}")
+    return value
+
+
+def words(config: dict[str, Any], key: str, file: Path) -> list[str] | None:
+    """A configuration's list of texts, or its one text as a list; None where it has none; else ``ModelLoadError``."""
+    value = config.get(key)
+    found = [value] if isinstance(value, str) else value
+    if found is not None and not (isinstance(found, list) and all(isinstance(each, str) for each in found)):
+        raise ModelLoadError(f"{file}: {key} is {value!r}; expected a list of texts")
+    return found
+
+
 def read_json(file: Path) -> Any:
     """The file's content; ``ModelLoadError`` names the file."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{file}: {error}") from error
 
 
-def optional_json(file: Path) -> dict[str, Any]:
-    """The file's object, or an empty one where there is no such file. ``ModelLoadError`` if it holds anything else."""
-    found = read_json(file) if file.is_file() else {}
+def read_object(file: Path) -> dict[str, Any]:
+    """The file's object; ``ModelLoadError`` names a file that is not there or holds anything else."""
+    found = read_json(file)
     if not isinstance(found, dict):
         raise ModelLoadError(f"{file}: expected a JSON object")
     return found
+
+
+def optional_json(file: Path) -> dict[str, Any]:
+    """As ``read_object``, but an empty one where there is no such file."""
+    return read_object(file) if file.is_file() else {}

@@ -15,14 +15,17 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from pyruntime.errors import ModelLoadError
-from pyruntime.model.folder_files import positive, read_json
+from pyruntime.model.folder_files import optional_json, positive, typed, words
 from pyruntime.model.sentence_modules import ModuleEntry
 from pyruntime.model.sentence_texts import model_config, transformer_config
 from pyruntime.types import QueryExpansion
 
 OLD_QUERY_LENGTH = 32
 LENGTHS = ("query_length", "document_length", "query_expansion")
-OLD_MARKERS = (*LENGTHS, "do_query_expansion", "attend_to_expansion_tokens", "query_prefix", "document_prefix")
+OLD_MARKERS = (
+    *(*LENGTHS, "do_query_expansion", "attend_to_expansion_tokens", "attend_to_mask_tokens"),
+    *("query_prefix", "document_prefix", "skiplist_words"),
+)
 PREFIXES = (("query_prefix", "query"), ("document_prefix", "document"))
 
 
@@ -50,7 +53,7 @@ def read_late(folder: Path, masks: list[ModuleEntry], prompts: dict[str, str]) -
     file, config = model_config(folder)
     inner_file, inner = transformer_config(folder)
     tokenizer = _tokenizer(folder)
-    words, tasks = _mask(masks, config, is_old_layout(folder))
+    skipped, tasks = _mask(masks, file, config, is_old_layout(folder))
     settings: dict[str, Any] = {key: config[key] for key in LENGTHS if key in config}
     settings |= {key: inner[key] for key in LENGTHS if key in inner}
     source = inner_file if "query_expansion" in inner else file
@@ -58,34 +61,34 @@ def read_late(folder: Path, masks: list[ModuleEntry], prompts: dict[str, str]) -
         settings["query_expansion"] = _old_expansion(config)
     length = settings.get("document_length")
     return LateSettings(
-        skipped_ids=_skipped_ids(words, tokenizer),
+        skipped_ids=_skipped_ids(skipped, tokenizer),
         skips_in_queries="query" in tasks,
         max_tokens=positive(settings, "document_length", source) if length is not None else None,
-        expansion=_expansion(settings.get("query_expansion"), tokenizer, source),
+        expansion=_expansion(settings, tokenizer, source),
         prefixed=_prefixed(config, prompts, tokenizer, file),
     )
 
 
-def _mask(masks: list[ModuleEntry], config: dict[str, Any], old: bool) -> tuple[list[str], list[str]]:
+def _mask(masks: list[ModuleEntry], source: Path, config: dict[str, Any], old: bool) -> tuple[list[str], list[str]]:
     """Words whose vectors are left out, and for which tasks."""
     if not masks:
-        words = config.get("skiplist_words")
-        return (list(string.punctuation) if words is None else list(words)) if old else [], ["document"]
+        skipped = words(config, "skiplist_words", source)
+        return (list(string.punctuation) if skipped is None else skipped) if old else [], ["document"]
     file = masks[0].config_file
-    mask = read_json(file) if file.is_file() else {}
+    mask = optional_json(file)
     if mask.get("keep_only_token_ids"):
         raise ModelLoadError(f"{file}: keep_only_token_ids is not served")
-    tasks = mask.get("skiplist_tasks") or ["document"]
-    tasks = [tasks] if isinstance(tasks, str) else list(tasks)
-    words = list(mask.get("skiplist_words") or [])
-    if words and "document" not in tasks:
+    tasks = words(mask, "skiplist_tasks", file)
+    tasks = ["document"] if tasks is None else tasks
+    skipped = words(mask, "skiplist_words", file) or []
+    if skipped and "document" not in tasks:
         raise ModelLoadError(f"{file}: skiplist_tasks {tasks} is not served; served: document, or query and document")
-    return words, tasks
+    return skipped, tasks
 
 
-def _skipped_ids(words: list[str], tokenizer: Any) -> tuple[int, ...]:
+def _skipped_ids(skipped: list[str], tokenizer: Any) -> tuple[int, ...]:
     """Words that are no token of their own would stand for every unknown token; they are left out of the list."""
-    ids = {word: tokenizer.convert_tokens_to_ids(word) for word in words}
+    ids = {word: tokenizer.convert_tokens_to_ids(word) for word in skipped}
     unknown = tokenizer.unk_token_id
     known = {i for word, i in ids.items() if i is not None and (i != unknown or word == tokenizer.unk_token)}
     return tuple(sorted(known))
@@ -99,12 +102,15 @@ def _old_expansion(config: dict[str, Any]) -> dict[str, Any] | None:
     return {"strategy": "fixed", "attend": bool(attended), "length": length}
 
 
-def _expansion(config: Any, tokenizer: Any, file: Path) -> QueryExpansion | None:
+def _expansion(settings: dict[str, Any], tokenizer: Any, file: Path) -> QueryExpansion | None:
+    """Without an expansion ``query_length`` cuts; with ``min``, it cuts where it is above the least length."""
+    config = settings.get("query_expansion")
+    most = positive(settings, "query_length", file) if settings.get("query_length") is not None else None
     if config is None:
-        return None
+        return QueryExpansion(0, 0, most, attended=True) if most is not None else None
     if not isinstance(config, dict) or config.get("strategy") not in ("fixed", "min"):
         raise ModelLoadError(f"{file}: query_expansion {config!r} is not served; served strategies: fixed, min")
-    token = config.get("token")
+    token = typed(config, "token", str, file)
     if token is not None:
         token_id = tokenizer.convert_tokens_to_ids(token)
     else:
@@ -112,14 +118,15 @@ def _expansion(config: Any, tokenizer: Any, file: Path) -> QueryExpansion | None
     if token_id is None:
         raise ModelLoadError(f"{file}: query_expansion names no token, and the tokenizer has neither mask nor end")
     length = positive(config, "length", file)
-    return QueryExpansion(int(token_id), length, config["strategy"] == "fixed", bool(config.get("attend", False)))
+    cut_to = length if config["strategy"] == "fixed" else most and max(most, length)
+    return QueryExpansion(int(token_id), length, cut_to, bool(config.get("attend", False)))
 
 
 def _prefixed(config: dict[str, Any], prompts: dict[str, str], tokenizer: Any, file: Path) -> dict[str, str]:
     """Older folders put a marker token before texts. As a prompt it is the same where the tokenizer reads it whole."""
     found = dict(prompts)
     for key, name in PREFIXES:
-        prefix = config.get(key) or ""
+        prefix = typed(config, key, str, file) or ""
         if not prefix:
             continue
         vocabulary = tokenizer.get_vocab()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pyruntime.model.unattended import unattended_of
 from pyruntime.types import ForwardBatch
 
 # Rows of padding that cost about as much as one more forward of a small model.
@@ -46,18 +47,31 @@ def run_padded(
     ``token_types``: int64 [T]. ``one_by_one``: no text shares a forward, so none can change another's bits.
     """
     starts = batch.query_starts.tolist()
+    unseen = _unseen(batch)
     groups = length_groups([end - begin for begin, end in pairwise(starts)], one_by_one)
     hidden: torch.Tensor | None = None
     for group in groups:
         rows, mask = _padded_rows(starts, group, batch.input_ids.device)
         keywords = {} if token_types is None else {"token_type_ids": token_types[rows]}
         ids = batch.input_ids[rows].masked_fill(~mask, padding_id or 0)
-        own = body(input_ids=ids, attention_mask=mask.long(), **keywords).last_hidden_state
+        seen = mask if unseen is None else mask & ~unseen[rows]
+        own = body(input_ids=ids, attention_mask=seen.long(), **keywords).last_hidden_state
         if hidden is None:
             hidden = own.new_empty(batch.num_tokens, own.shape[-1])
         hidden[rows[mask]] = own[mask]
     assert hidden is not None  # a batch holds at least one sequence
     return hidden
+
+
+def _unseen(batch: ForwardBatch) -> torch.Tensor | None:
+    """bool [T]: tokens that the others of their text do not see; None where there are none."""
+    behind = unattended_of(batch)
+    if behind is None:
+        return None
+    unseen = torch.zeros(batch.num_tokens, dtype=torch.bool, device=batch.input_ids.device)
+    for _, first, end in behind.spans:
+        unseen[first:end] = True
+    return unseen
 
 
 def _padded_rows(starts: list[int], group: list[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,7 @@ from pyruntime.model.kv_cache import KVCache
 from pyruntime.model.loader import LoadedModel
 from pyruntime.model.packed import run_packed
 from pyruntime.model.padded import run_padded
+from pyruntime.model.unattended import unattended_of
 from pyruntime.types import ExecutionPath, ForwardBatch
 
 
@@ -27,5 +28,6 @@ class ModelRunner:
         types = batch.token_type_ids if loaded.takes_token_types else None
         if loaded.execution_path is ExecutionPath.PADDED:
             return run_padded(loaded.body, batch, types, loaded.config.pad_token_id, loaded.one_by_one)
-        context = AttentionContext(batch, self.cache, causal=loaded.is_causal)
+        unattended = unattended_of(batch) if self.cache is None else None
+        context = AttentionContext(batch, self.cache, causal=loaded.is_causal, unattended=unattended)
         return run_packed(loaded.body, batch, context, loaded.position_offset, types)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pyruntime.errors import ModelLoadError
-from pyruntime.model.folder_files import optional_json, positive, read_json
+from pyruntime.model.folder_files import optional_json, positive, read_object, typed, words
 from pyruntime.model.late import LateSettings, is_old_layout, read_late
 from pyruntime.model.lexical import LexicalHeads, read_lexical
 from pyruntime.model.sentence_modules import (
@@ -149,24 +149,23 @@ def _pooled(folder: Path, entries: list[ModuleEntry]) -> SentenceSettings:
         names = [entry.name for entry in entries]
         raise ModelLoadError(f"{folder / 'modules.json'}: modules {names} in this order are not served")
     check_transformer(transformer.folder, "feature-extraction")
-    config = read_json(pooling.config_file)
+    config = read_object(pooling.config_file)
     key = "embedding_dimension" if "embedding_dimension" in config else "word_embedding_dimension"
     width = positive(config, key, pooling.config_file) if key in config else None
-    chain, normalize = _without_last_normalize(chain)
     projection = read_projection(chain, width, pooling.config_file, SENTENCE)
     texts = read_text_settings(folder)
     out = projection.out_features
     settings = SentenceSettings(
         pooling=_pooling(pooling.config_file, config),
-        normalize=normalize,
+        normalize=projection.normalizes,
         max_tokens=texts.max_tokens,
         prompts=texts.prompts,
         default_prompt_name=texts.default_prompt_name,
         similarity=texts.similarity,
         dimensions=_dimensions(folder, texts, out),
         token_dimensions=out,
-        prompt_is_pooled=bool(config.get("include_prompt", True)),
-        projection=projection if chain else None,
+        prompt_is_pooled=typed(config, "include_prompt", bool, pooling.config_file) is not False,
+        projection=projection if len(projection.steps) else None,
         rows_width=_rows_width(projection),
     )
     lexical = read_lexical(folder)
@@ -182,20 +181,19 @@ def _per_token(folder: Path, entries: list[ModuleEntry]) -> SentenceSettings:
         problem = f"neither Pooling nor MultiVectorMask among {names}, so they do not say how rows become vectors"
         raise ModelLoadError(f"{folder / 'modules.json'}: {problem}")
     check_transformer(entries[0].folder, "feature-extraction")
-    chain, normalize = _without_last_normalize(chain)
     projection = read_projection(chain, None, None, TOKENS)
     texts = read_text_settings(folder)
     late = read_late(folder, masks, texts.prompts)
     limits = [limit for limit in (texts.max_tokens, late.max_tokens) if limit is not None]
     return SentenceSettings(
         PoolingType.MEAN,
-        normalize=normalize or old,
+        normalize=projection.normalizes or old,
         max_tokens=min(limits, default=None),
         prompts=late.prefixed,
         default_prompt_name=texts.default_prompt_name,
         kinds=frozenset({EmbeddingKind.PER_TOKEN}),
         token_dimensions=projection.out_features,
-        projection=projection if chain else None,
+        projection=projection if len(projection.steps) else None,
         late=late,
         rows_width=_rows_width(projection),
     )
@@ -244,7 +242,7 @@ def _with_lexical(settings: SentenceSettings, lexical: LexicalHeads) -> Sentence
 def _pooling(file: Path, config: dict[str, Any]) -> PoolingType:
     mode = config.get("pooling_mode")
     if mode is not None:
-        names = [mode] if isinstance(mode, str) else list(mode)
+        names = words(config, "pooling_mode", file) or []
         if len(names) != 1 or names[0] not in POOLING_NAMES:
             served = f"served: exactly one of {sorted(POOLING_NAMES)}"
             raise ModelLoadError(f"{file}: pooling_mode {mode!r} is not served; {served}")
@@ -253,14 +251,6 @@ def _pooling(file: Path, config: dict[str, Any]) -> PoolingType:
     if len(chosen) != 1 or chosen[0] not in POOLING_FLAGS:
         raise ModelLoadError(f"{file}: pooling {chosen} is not served; served: exactly one of {sorted(POOLING_FLAGS)}")
     return POOLING_FLAGS[chosen[0]]
-
-
-def _without_last_normalize(chain: list[ModuleEntry]) -> tuple[list[ModuleEntry], bool]:
-    """The last Normalize is what a request's ``normalize`` switches; those before a Dense belong to the chain."""
-    kept = list(chain)
-    while kept and kept[-1].name == "Normalize":
-        kept.pop()
-    return kept, len(kept) < len(chain)
 
 
 def _dimensions(folder: Path, texts: TextSettings, width: int | None) -> int | None:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from pyruntime.errors import ModelLoadError
 from pyruntime.model.few_rows import linear
-from pyruntime.model.folder_files import positive, read_json, read_weights
+from pyruntime.model.folder_files import optional_json, positive, read_json, read_weights, typed
 
 # Classes that sentence-transformers constructs without arguments; it trusts names below torch.nn alone.
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -49,12 +49,14 @@ class Projection:
     """A chain of modules: ``steps`` takes float32 [n, in_features] to [n, out_features], each row by itself.
 
     ``in_features`` and ``out_features`` are None where no module of the chain says them; ``source`` said the former.
+    ``normalizes``: a Normalize came last. It is not among the steps, since a request's ``normalize`` switches it.
     """
 
     steps: torch.nn.Sequential
     in_features: int | None
     out_features: int | None
     source: Path | None
+    normalizes: bool = False
 
 
 class Dense(torch.nn.Module):
@@ -99,7 +101,7 @@ def read_projection(entries: list[ModuleEntry], width: int | None, source: Path 
     steps: list[torch.nn.Module] = []
     first, first_source = width, source
     for entry in entries:
-        config = read_json(entry.config_file) if entry.config_file.is_file() else {}
+        config = optional_json(entry.config_file)
         _check_level(entry, config, level)
         if entry.name == "Normalize":
             steps.append(_Normalize())
@@ -111,21 +113,24 @@ def read_projection(entries: list[ModuleEntry], width: int | None, source: Path 
             first, first_source = takes, entry.config_file
         steps.append(step)
         width, source = gives, entry.config_file
+    normalizes = bool(steps) and isinstance(steps[-1], _Normalize)
+    while steps and isinstance(steps[-1], _Normalize):
+        steps.pop()
     chain = torch.nn.Sequential(*steps).eval().requires_grad_(False)
-    return Projection(chain, first, width, first_source)
+    return Projection(chain, first, width, first_source, normalizes)
 
 
 def _read_dense(entry: ModuleEntry, config: dict[str, Any]) -> tuple[torch.nn.Module, int, int]:
     file = entry.config_file
     takes, gives = positive(config, "in_features", file), positive(config, "out_features", file)
-    activation = str(config.get("activation_function") or DEFAULT_ACTIVATION)
-    short = activation.rsplit(".", 1)[-1]
-    if not activation.startswith("torch.nn.") or short not in ACTIVATIONS:
+    activation = config.get("activation_function", DEFAULT_ACTIVATION)
+    short = str(activation).rsplit(".", 1)[-1]
+    if not str(activation).startswith("torch.nn.") or short not in ACTIVATIONS:
         raise ModelLoadError(f"{file}: activation_function {activation!r} is not served; served: {sorted(ACTIVATIONS)}")
     shapes: dict[str, tuple[int, ...]] = {"linear.weight": (gives, takes)}
-    if config.get("bias", True):
+    if typed(config, "bias", bool, file) is not False:
         shapes["linear.bias"] = (gives,)
-    adds_input = bool(config.get("use_residual", False))
+    adds_input = bool(typed(config, "use_residual", bool, file))
     if adds_input and takes != gives:
         shapes["residual.weight"] = (gives, takes)
     weights = read_weights(entry.folder, shapes)
@@ -169,8 +174,10 @@ def _check_level(entry: ModuleEntry, config: dict[str, Any], level: str) -> None
 def read_entries(folder: Path) -> list[ModuleEntry]:
     """``modules.json`` in its order. Raises ``ModelLoadError``."""
     file = folder / "modules.json"
-    entries = []
-    for module in read_json(file):
+    entries, modules = [], read_json(file)
+    if not isinstance(modules, list):
+        raise ModelLoadError(f"{file}: expected a list of modules")
+    for module in modules:
         kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
         if not isinstance(kind, str) or not isinstance(path, str):
             raise ModelLoadError(f"{file}: {module!r} names no type and path of a module")

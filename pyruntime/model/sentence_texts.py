@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pyruntime.errors import ModelLoadError
-from pyruntime.model.folder_files import optional_json, positive
+from pyruntime.model.folder_files import optional_json, positive, typed
 
 TRANSFORMER_CONFIGS = [
     f"sentence_{kind}_config.json"
@@ -56,7 +56,7 @@ def read_text_settings(folder: Path) -> TextSettings:
     prompts = config.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelLoadError(f"{file}: prompts must be texts by name")
-    default = config.get("default_prompt_name")
+    default = typed(config, "default_prompt_name", str, file)
     if default is not None and default not in prompts:
         raise ModelLoadError(f"{file}: default_prompt_name {default!r} is none of the prompts {sorted(prompts)}")
     similarity = config.get("similarity_fn_name") or "cosine"
@@ -77,7 +77,7 @@ def check_transformer(folder: Path, task: str) -> None:
         raise ModelLoadError(f"{file}: transformer_task {found!r} is not served here; served: {task!r}")
     _check_modalities(file, config, "logits" if task == "fill-mask" else "last_hidden_state")
     for name in OPTION_FIELDS:
-        unknown = sorted(set(config.get(name) or {}) - HARMLESS_OPTIONS)
+        unknown = sorted(set(typed(config, name, dict, file) or {}) - HARMLESS_OPTIONS)
         if unknown:
             raise ModelLoadError(f"{file}: {name} {unknown} are not served")
     if config.get("processing_kwargs"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,8 @@ def load_weights(folder: Path, architecture: str, dtype: torch.dtype) -> Any:
     """The model of class ``architecture``, or of its body where only that is read.
 
     ``…ForMaskedLM`` keeps its head where the folder's modules read it (SPLADE). Raises ``ModelLoadError`` for a class
-    that is not transformers' own or not served, and for weights that are missing or of another shape.
+    that is not transformers' own or not served, and for weights that are missing, of another shape, or left over in
+    the layers.
     """
     if not hasattr(transformers, architecture):
         raise ModelLoadError(
@@ -71,13 +74,30 @@ def load_weights(folder: Path, architecture: str, dtype: torch.dtype) -> Any:
         f"{key} is {list(stored)} in the file and {list(wanted)} by config.json"
         for key, stored, wanted in sorted(report["mismatched_keys"])
     ]
-    if missing or mismatched:
-        problem = f"the weights do not fit config.json; missing {missing}, mismatched {mismatched}"
+    left_over = _left_over(model, report["unexpected_keys"])
+    if missing or mismatched or left_over:
+        problem = f"the weights do not fit config.json; missing {missing}, mismatched {mismatched}, unused {left_over}"
         raise ModelLoadError(f"{folder}: {problem}")
     if architecture.endswith(CLASSIFIER_SUFFIXES) and type(model).__name__ != architecture:
         problem = f"architecture {architecture}, but its model_type loads as {type(model).__name__}"
         raise ModelLoadError(f"{folder / 'config.json'}: {problem}")
     return model
+
+
+def _left_over(model: Any, unused: Iterable[str]) -> list[str]:
+    """Of the file's weights without a place in the model, those of its layers: the config has fewer layers, or no bias.
+
+    The others are of heads that are not read, or buffers that older versions stored.
+    """
+    known, modules, prefix = set(model.state_dict()), dict(model.named_modules()), f"{model.base_model_prefix}."
+
+    def is_of_a_layer(name: str) -> bool:
+        parent = modules.get(name.rpartition(".")[0])
+        if parent is not None and parent._parameters and not parent._modules:
+            return True
+        return re.sub(r"\.\d+\.", ".0.", name, count=1) in known  # a layer past the last one looks like the first
+
+    return sorted(key for key in unused if any(map(is_of_a_layer, (key, key.removeprefix(prefix), prefix + key))))
 
 
 def _loader(folder: Path, architecture: str) -> Any:

@@ -84,6 +84,13 @@ class BlockPool:
         """From now on the block's contents are worth keeping when nobody uses it."""
         self._kept.add(block)
 
+    def unkeep(self, block: int) -> None:
+        """The block's contents are not worth keeping any more; ``on_reuse`` does not hear of it."""
+        self._kept.discard(block)
+        if block in self._idle:
+            del self._idle[block]
+            self._free.append(block)
+
     def num_idle(self, blocks: list[int]) -> int:
         """How many of ``blocks`` count as free although they hold something worth keeping."""
         return sum(block in self._idle for block in blocks)

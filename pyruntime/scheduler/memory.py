@@ -95,7 +95,8 @@ class Memory:
     def settle(self, sequence: Sequence) -> None:
         """A step of the sequence is over: its full blocks become known, what its window left behind goes."""
         self._release_copy_source(sequence)
-        if self.cache is not None and sequence.reuses_prefix:
+        # A continuation that reads its prompt's hidden rows is as good a prefix for others as any.
+        if self.cache is not None and (sequence.reuses_prefix or not sequence.is_prefill_only):
             self.cache.insert(
                 sequence.token_ids,
                 sequence.cache_nodes,
@@ -105,6 +106,11 @@ class Memory:
             )
         if self.pool is not None and self._window is not None:
             self._trim(sequence, self.pool)
+
+    def distrust(self, sequence: Sequence) -> None:
+        """What the sequence read and wrote may be wrong: nobody is to find it in the prefix cache."""
+        if self.cache is not None:
+            self.cache.forget(sequence.token_ids, sequence.cache_nodes, sequence.cache_salt)
 
     def release(self, sequence: Sequence) -> None:
         """All of the sequence's references go."""

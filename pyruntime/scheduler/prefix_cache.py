@@ -58,6 +58,14 @@ class PrefixCache:
                 self._pool.keep(blocks[place])
             nodes.append(entry[0])
 
+    def forget(self, token_ids: Tokens[int], nodes: list[int], salt: str | bytes = "") -> None:
+        """Nothing matches the blocks of ``nodes``, or what lies behind them, any more."""
+        for place in range(len(nodes)):
+            entry = self._entries.pop(self.key(token_ids, nodes, place, salt), None)
+            if entry is not None:
+                del self._key_of[entry[1]]
+                self._pool.unkeep(entry[1])
+
     def key(self, token_ids: Tokens[int], nodes: list[int], place: int, salt: str | bytes) -> Key:
         """Of the full block at ``place``, when ``nodes`` are those of the blocks before it."""
         size = self._pool.block_size

@@ -127,6 +127,10 @@ class Scheduler:
         """The sequence is done or cancelled, in whatever state: its blocks go back unless children still need them."""
         self._population.finish(sequence)
 
+    def distrust(self, sequence: Sequence) -> None:
+        """Its result was not finite: if its keys and values are to blame, no later sequence may start from them."""
+        self._memory.distrust(sequence)
+
     def drop(self, sequence: Sequence) -> None:
         """As ``finish``, for a cancelled request: no child will come, so nothing is held."""
         sequence.num_unforked = 0

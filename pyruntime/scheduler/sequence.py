@@ -37,6 +37,7 @@ class Sequence:
     ``reuses_prefix``: hidden rows of tokens computed earlier are not needed, so cached ones may be taken.
     ``cache_salt``: of the adapter or model variant that computes it; prefixes of different salts never match.
     ``payload``: what the task's head needs (sampling, pooling or label parameters), opaque here.
+    ``matcher``: of a constrained continuation, what may come next; it moves with the tokens. Opaque here.
     """
 
     task: Task
@@ -50,6 +51,7 @@ class Sequence:
     reuses_prefix: bool = True
     cache_salt: str | bytes = ""
     owner: Any = None
+    matcher: Any = None
 
     state: State = State.PENDING
     arrival: int = 0

@@ -55,7 +55,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.UnloadModelResponse:
         if not request.name:
             raise InvalidField("name", "is empty")
-        num_ended = await self._manager.unload(request.name, self._grace_s(request))
+        grace_s = self._grace_s(request)
+        self._registry.refuse_if_draining()
+        num_ended = await self._manager.unload(request.name, grace_s)
         return admin_pb2.UnloadModelResponse(ended_requests=num_ended)
 
     async def ListModelStates(

@@ -46,10 +46,9 @@ async def classify(
         )
         outcomes = [_outcome(each) for each in work.spread(answers)]
         refuse_if_all_failed(outcomes)
-        response = score_pb2.ClassifyResponse(model=model.info.name, usage=usage(_good(outcomes)))
         most = min(optional(request, "top_k", MOST), len(model.info.labels))
-        for index, (outcome, source) in enumerate(zip(outcomes, encoded, strict=True)):
-            response.results.append(_result(index, outcome, source, model, most))
+        num_rows = num_ids(encoded) if model.info.classifies_tokens else len(outcomes)
+        response = await room.workers.run(num_rows * most, _response, outcomes, encoded, model, most)
         response.timing.CopyFrom(watch.timing(step))
         return response
 
@@ -90,6 +89,19 @@ def _outcome(answer: ClassifyResult | PyruntimeError) -> ClassifyResult | Pyrunt
 
 def _good(outcomes: list[ClassifyResult | PyruntimeError]) -> list[Any]:
     return [each for each in outcomes if isinstance(each, ClassifyResult)]
+
+
+def _response(
+    outcomes: list[ClassifyResult | PyruntimeError],
+    encoded: list[Encoded | InvalidField],
+    model: ServedModel,
+    most: int,
+) -> score_pb2.ClassifyResponse:
+    """Without the timing. An entry a token and label can be millions: not for the event loop."""
+    response = score_pb2.ClassifyResponse(model=model.info.name, usage=usage(_good(outcomes)))
+    for index, (outcome, source) in enumerate(zip(outcomes, encoded, strict=True)):
+        response.results.append(_result(index, outcome, source, model, most))
+    return response
 
 
 def _result(

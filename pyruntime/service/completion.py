@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyruntime.registry import ServedModel
-from pyruntime.types import FinishReason, TokenEvent
+from pyruntime.types import FinishReason, PromptLogprobs, TokenEvent
 
 if TYPE_CHECKING:
     from pyruntime.jobs.generate import TokenStream
@@ -25,17 +25,21 @@ class TextRules:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token, its text and log-probability, and the likeliest tokens in its place as (id, text, logprob)."""
+    """A token, its text and log-probability, and the likeliest tokens in its place as (id, text, logprob).
+
+    ``selected``: log-probabilities of the tokens that the request lists, in its order.
+    """
 
     token_id: int
     text: str
     logprob: float
     top: list[tuple[int, str, float]]
+    selected: tuple[float, ...] = ()
 
 
 @dataclass
 class Piece:
-    """What one wake-up adds to one continuation."""
+    """What one wake-up adds to one continuation. ``prompt``: with the first one of index 0, when asked for."""
 
     index: int
     text: str = ""
@@ -43,6 +47,7 @@ class Piece:
     finish: FinishReason | None = None
     matched_stop: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt: PromptLogprobs | None = None
 
 
 class Continuation:
@@ -61,20 +66,21 @@ class Continuation:
 
     def take(self, piece: Piece, event: TokenEvent) -> None:
         """Add an event to ``piece``. A stop string may set ``finished`` before the engine's own end."""
+        piece.prompt = piece.prompt or event.prompt
         ends_by_token = event.finish is FinishReason.STOP and event.token_id is not None
         if event.token_id is not None:
             self.num_tokens += 1
             piece.token_ids.append(event.token_id)
             if event.logprob is not None:
-                piece.logprobs.append(self._logprob(event.token_id, event.logprob, event.top))
+                piece.logprobs.append(self._logprob(event.token_id, event.logprob, event))
             if not ends_by_token:
                 self._add(piece, self._detokenizer.push(event.token_id))
         if event.finish is not None and not self.finished:
             self._end(piece, event)
 
-    def _logprob(self, token_id: int, logprob: float, top: tuple[tuple[int, float], ...]) -> TokenLogprob:
-        alternatives = [(likely, self._text_of(likely), value) for likely, value in top]
-        return TokenLogprob(token_id, self._text_of(token_id), logprob, alternatives)
+    def _logprob(self, token_id: int, logprob: float, event: TokenEvent) -> TokenLogprob:
+        alternatives = [(likely, self._text_of(likely), value) for likely, value in event.top]
+        return TokenLogprob(token_id, self._text_of(token_id), logprob, alternatives, event.selected)
 
     def _text_of(self, token_id: int) -> str:
         return self._tokenizer.decode([token_id], skip_special_tokens=False)

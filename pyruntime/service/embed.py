@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
 
 import grpc
 
@@ -79,10 +80,10 @@ class EmbedServicer(embed_pb2_grpc.EmbedServiceServicer):
             lengths = [len(work.inputs[place].ids) for place in work.places if isinstance(place, int)]
             plan.check_response_size(self._room, lengths)
             if work.inputs:
-                ids, skips = map(list, zip(*work.inputs, strict=True))
-                results, step = await plan.model.engine.embed(plan.job(request, ids, skips), ticket=ticket)
+                results, step = await plan.model.engine.embed(plan.job(request, work.inputs), ticket=ticket)
         outcomes = work.spread(results)
-        if sum(getattr(each.values, "nbytes", 0) for each in results) > _INLINE_BYTES:
+        # Of all inputs: those that were computed once are written as often as they came.
+        if sum(each.nbytes for each in _values(outcomes)) > _INLINE_BYTES:
             response = await self._room.workers.run_aside(_response, plan, outcomes, may_fail_whole)
         else:
             response = _response(plan, outcomes, may_fail_whole)
@@ -93,6 +94,11 @@ class EmbedServicer(embed_pb2_grpc.EmbedServiceServicer):
         size, most = response.ByteSize(), self._room.settings.max_message_bytes
         if size > most:
             raise ResponseTooLarge(f"the response has {size} bytes; allowed: at most {most} (max_message_bytes)")
+
+
+def _values(outcomes: Sequence[EmbedResult | PyruntimeError]) -> list[Any]:
+    """What there is to encode."""
+    return [each.values for each in outcomes if isinstance(each, EmbedResult) and each.error is None]
 
 
 def _response(

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from pyruntime.errors import InvalidField
-from pyruntime.registry import ServedModel
 from pyruntime.service.distinct import Distinct, distinct
-from pyruntime.service.embed_plan import EmbedPlan
+from pyruntime.service.embed_plan import EmbedInput, EmbedPlan
 from pyruntime.service.inputs import read_inputs
+from pyruntime.service.queries import as_query
 from pyruntime.service.room import ServiceRoom
 from pyruntime.service.validate import text_bytes
 from pyruntime.tokenization import Tokenizer
-from pyruntime.types import QueryExpansion
 from pyruntime.v1 import common_pb2, embed_pb2
-
-
-class EmbedInput(NamedTuple):
-    """``skip``: how many of its first rows are not pooled."""
-
-    ids: list[int]
-    skip: int = 0
 
 
 async def read_embed_inputs(
@@ -39,8 +29,11 @@ async def read_embed_inputs(
         elif plan.skips_prompt:
             asked = rows if each.WhichOneof("value") == "text" else 0
             inputs.append(_without_prompt(plan, ids, asked, f"inputs[{place}]"))
+        elif plan.are_queries:
+            long, unseen = as_query(plan.model, ids)
+            inputs.append(EmbedInput(long, unseen=unseen))
         else:
-            inputs.append(EmbedInput(lengthened(plan.model, ids, plan.expansion)))
+            inputs.append(EmbedInput(ids))
     num_ids = sum(len(each.ids) for each in inputs if isinstance(each, EmbedInput))
     if not num_ids:
         return Distinct([], [each for each in inputs if isinstance(each, InvalidField)])
@@ -54,17 +47,8 @@ def prompt_rows(tokenizer: Tokenizer, prompt: str) -> int:
     return len(ids) - (bool(ids) and ids[-1] in tokenizer.special_token_ids)
 
 
-def lengthened(model: ServedModel, ids: list[int], expansion: QueryExpansion | None) -> list[int]:
-    """A late-interaction model's query as the model expects it."""
-    if expansion is None:
-        return ids
-    if expansion.cuts:
-        ids = model.tokenizer.truncate(ids, expansion.length, "head")
-    return ids + [expansion.token_id] * (expansion.length - len(ids))
-
-
 def _key(each: EmbedInput) -> tuple[int, ...]:
-    return (each.skip, *each.ids)
+    return (each.skip, each.unseen, *each.ids)
 
 
 def _without_prompt(plan: EmbedPlan, ids: list[int], rows: int, field: str) -> EmbedInput | InvalidField:

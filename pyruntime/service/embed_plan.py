@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyruntime.errors import CapabilityMissing, InvalidField, NotFound
 from pyruntime.registry import ServedModel
@@ -11,7 +13,7 @@ from pyruntime.service.embed_vectors import vector_bytes
 from pyruntime.service.inputs import Reading, TokenLimit
 from pyruntime.service.room import ENVELOPE_BYTES, RequestSize, ServiceRoom, measure
 from pyruntime.service.validate import check_count, check_enum, check_request_id, check_text, optional, text_bytes
-from pyruntime.types import Capability, EmbeddingKind, EmbedRequest, ModelInfo, PoolingType, QueryExpansion
+from pyruntime.types import Capability, EmbeddingKind, EmbedRequest, ModelInfo, PoolingType
 from pyruntime.v1 import common_pb2, embed_pb2
 
 QUERY, DOCUMENT = "query", "document"
@@ -26,6 +28,14 @@ _WITHOUT_MEANING = {
 }
 # What a result holds beside its vectors: index, tokens, and the lengths of messages.
 _RESULT_BYTES = 32
+
+
+class EmbedInput(NamedTuple):
+    """``skip``: how many of its first rows are not pooled; ``unseen``: how many last ones the others do not see."""
+
+    ids: list[int]
+    skip: int = 0
+    unseen: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,11 +66,6 @@ class EmbedPlan:
         return self.kind is EmbeddingKind.PER_TOKEN and self.model.info.late_interaction and self.prompt.name == QUERY
 
     @property
-    def expansion(self) -> QueryExpansion | None:
-        """What is done to the inputs beside the prompt."""
-        return self.model.info.query_expansion if self.are_queries else None
-
-    @property
     def skips_prompt(self) -> bool:
         """Whether the prompt is read but left out of the pooling."""
         return self.kind is EmbeddingKind.DENSE and bool(self.prompt.text) and not self.model.info.prompt_is_pooled
@@ -71,8 +76,9 @@ class EmbedPlan:
         limits, prompt = room.input_limits, self.prompt
         return Reading("inputs", limits, prompt=prompt.text, prompt_field=prompt.field, token_limit=limit)
 
-    def job(self, request: embed_pb2.EmbedRequest, inputs: list[list[int]], skips: list[int]) -> EmbedRequest:
-        """For the engine; ``skips``: first rows of each input that are not pooled."""
+    def job(self, request: embed_pb2.EmbedRequest, work: Sequence[EmbedInput]) -> EmbedRequest:
+        """For the engine."""
+        inputs, skips, unseen = map(list, zip(*work, strict=True))
         return EmbedRequest(
             inputs=inputs,
             pooling=self.pooling,
@@ -83,6 +89,7 @@ class EmbedPlan:
             kind=self.kind,
             skip_rows=skips if any(skips) else None,
             as_query=self.are_queries,
+            unattended=unseen if any(unseen) else None,
         )
 
     def measure(self, room: ServiceRoom, request: embed_pb2.EmbedRequest) -> RequestSize:
@@ -165,13 +172,9 @@ def _check(room: ServiceRoom, request: embed_pb2.EmbedRequest) -> None:
 
 
 def _check_expansion(plan: EmbedPlan) -> None:
-    expansion, info = plan.expansion, plan.model.info
-    if expansion is None:
-        return
-    if not expansion.attended:
-        problem = "lengthens queries by tokens that the others do not see, which this server cannot do"
-        raise CapabilityMissing(f"model {info.name!r} {problem}; send documents, or queries under another prompt")
-    if expansion.length > info.context_length:
+    info = plan.model.info
+    expansion = info.query_expansion
+    if plan.are_queries and expansion is not None and expansion.length > info.context_length:
         problem = f"queries have {expansion.length} tokens; allowed: at most {info.context_length}"
         raise CapabilityMissing(f"model {info.name!r}: {problem}")
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pyruntime.registry import ServedModel
+from pyruntime.service.score_heads import has_classifier
 from pyruntime.types import Capability
 
 
@@ -31,9 +32,10 @@ def example_requests(models: Iterable[ServedModel]) -> list[tuple[str, dict[str,
             "model": name,
             "query": {"text": "Answer yes or no. Is this an animal? "},
             "items": [{"text": "A horse. Answer:"}, {"text": "A spoon. Answer:"}],
-            "labels": [" yes", " no"],
             "apply_softmax": True,
         }
+        if not has_classifier(next(model for model in served if model.info.name == name)):
+            request["labels"] = [" yes", " no"]
         calls.append(("pyruntime.v1.ScoreService/Score", request))
     return calls
 

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from pyruntime.constraints.grammar import ConstraintText
 from pyruntime.errors import InvalidField
 from pyruntime.jobs.generate import TokenStream
 from pyruntime.registry import ServedModel
+from pyruntime.service.chat import chat_bytes
+from pyruntime.service.chunks import Gatherer, check_prompt_logprobs, prompt_messages
 from pyruntime.service.completion import Piece, Progress, TextRules, TokenLogprob, pieces
 from pyruntime.service.convert import Stopwatch
 from pyruntime.service.inputs import read_prompt
@@ -23,7 +26,6 @@ from pyruntime.service.validate import (
     check_token_ids,
     optional,
     read_sampling,
-    refuse_unserved,
     text_bytes,
 )
 from pyruntime.types import Capability, FinishReason, GenerateRequest, StopParams, Task
@@ -31,6 +33,7 @@ from pyruntime.v1 import common_pb2, generate_pb2, generate_pb2_grpc
 
 if TYPE_CHECKING:
     from pyruntime.admission import Ticket
+    from pyruntime.constraints.matcher import Constraint
 
 FINISH_PB = {
     None: generate_pb2.FINISH_REASON_UNSPECIFIED,
@@ -76,11 +79,13 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
     async def Generate(
         self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> generate_pb2.GenerateResponse:
-        async with self._prepared(request, context) as (run, stream):
+        async with self._prepared(request, context, is_unary=True) as (run, stream):
             parts = [_Parts() for _ in range(run.job.n)]
             progress = Progress()
+            prompt: list[generate_pb2.TokenLogprob] = []
             async for moved, now in pieces(stream, run.model, run.job.n, run.rules):
                 progress = now
+                prompt += [entry for part in await self._prompt_parts(run, moved) for entry in part]
                 for piece in moved:
                     parts[piece.index].add(piece)
             timing = run.watch.timing(stream.timing())
@@ -89,23 +94,34 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             completions=[part.completion(index) for index, part in enumerate(parts)],
             usage=run.usage(progress),
             timing=timing,
+            prompt_logprobs=prompt,
         )
 
     async def GenerateStream(
         self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[generate_pb2.GenerateChunk, None]:
         async with self._prepared(request, context) as (run, stream):
+            gatherer = Gatherer(optional(request, "chunk_tokens", 1))
             async for moved, progress in pieces(stream, run.model, run.job.n, run.rules):
-                chunks = [_chunk(piece) for piece in moved]
+                for part in await self._prompt_parts(run, moved):
+                    yield generate_pb2.GenerateChunk(prompt_logprobs=part)
+                chunks = [_chunk(piece) for piece in gatherer.add(moved)]
                 if progress.done:
                     chunks[-1].usage.CopyFrom(run.usage(progress))
                     chunks[-1].timing.CopyFrom(run.watch.timing(stream.timing()))
                 for chunk in chunks:
                     yield chunk
 
+    async def _prompt_parts(self, run: Run, moved: list[Piece]) -> list[list[generate_pb2.TokenLogprob]]:
+        found = next((piece.prompt for piece in moved if piece.prompt is not None), None)
+        if found is None:
+            return []
+        most = self._room.settings.max_message_bytes
+        return await self._room.workers.run(found.ids.nbytes, prompt_messages, found, run.model, most)
+
     @contextlib.asynccontextmanager
     async def _prepared(
-        self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+        self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext, is_unary: bool = False
     ) -> AsyncIterator[tuple[Run, TokenStream]]:
         """The request with its place in the queue and, tokenised, with its stream; both end with the block."""
         watch = Stopwatch()
@@ -113,6 +129,9 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         model = self._room.registry.resolve(request.model, Capability.GENERATE)
         with self._room.admitted(context, model, Task.GENERATE, request.priority, _size(request)) as ticket:
             run = await self._prepare(request, model, watch)
+            if is_unary and run.job.prompt_logprobs is not None:
+                most = self._room.settings.max_message_bytes
+                check_prompt_logprobs(len(run.job.prompt), run.job.prompt_logprobs, most)
             with run.stream(context, ticket) as stream:
                 yield run, stream
 
@@ -120,7 +139,6 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         sampling = read_sampling(request, model.generation_defaults, model.info.vocab_size)
         given = request.stop.token_ids
         stop_ids = frozenset(check_token_ids("stop.token_ids", given, model.info.vocab_size, MAX_STOP_TOKENS))
-        refuse_unserved(request)
         prompt = await self._tokenize(model, request)
         watch.tokenized()
         stop = read_stop(request.stop, model, len(prompt), stop_ids)
@@ -131,10 +149,20 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             n=optional(request, "n", 1),
             priority=request.priority,
             request_id=request.request_id,
+            prompt_logprobs=sampling.logprobs if request.logprobs.prompt else None,
+            constraint=await self._constraint(request, model),
         )
         strings = tuple(request.stop.strings)
         rules = TextRules(strings, stop_ids, stop.min_new_tokens, request.stop.include_stop_in_text)
         return Run(model, job, rules, watch)
+
+    async def _constraint(self, request: generate_pb2.GenerateRequest, model: ServedModel) -> Constraint | None:
+        if not request.HasField("constraint"):
+            return None
+        kind = request.constraint.WhichOneof("kind") or ""
+        given = request.constraint.choice.options if kind == "choice" else [getattr(request.constraint, kind)]
+        text, eos_ids = ConstraintText(kind, tuple(given)), end_of_sequence_ids(model)
+        return await self._room.constraints.compile(text, model.tokenizer, model.info.vocab_size, eos_ids)
 
     async def _tokenize(self, model: ServedModel, request: generate_pb2.GenerateRequest) -> list[int]:
         workers, limits = self._room.workers, self._room.input_limits
@@ -154,7 +182,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
 
 def _size(request: generate_pb2.GenerateRequest) -> RequestSize:
     if request.HasField("chat"):
-        return RequestSize(num_bytes=sum(text_bytes(message.content) for message in request.chat.messages))
+        return RequestSize(num_bytes=chat_bytes(request.chat))
     return RequestSize(text_bytes(request.text), len(request.token_ids.ids))
 
 
@@ -163,7 +191,7 @@ def read_stop(stop: generate_pb2.Stop, model: ServedModel, prompt_length: int, s
     longest = longest_sequence(model)
     if prompt_length >= longest:
         problem = f"has {prompt_length} tokens; allowed: at most {longest - 1}, so that one more fits the context"
-        raise InvalidField("prompt", problem)
+        raise InvalidField("prompt", f"{problem} of {longest}")
     room = longest - prompt_length
     max_new = optional(stop, "max_new_tokens", room)
     if not 1 <= max_new <= room:
@@ -231,6 +259,7 @@ def _logprob(token: TokenLogprob) -> generate_pb2.TokenLogprob:
         token_id=token.token_id,
         text=token.text,
         logprob=token.logprob,
+        selected=token.selected,
         top=[
             generate_pb2.TokenLogprob.Alternative(token_id=token_id, text=text, logprob=logprob)
             for token_id, text, logprob in token.top

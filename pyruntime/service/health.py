@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import grpc
 from grpc_health.v1 import health_pb2
 from grpc_health.v1._async import HealthServicer
 
@@ -42,11 +43,23 @@ def health_of(registry: ModelRegistry) -> dict[str, health_pb2.HealthCheckRespon
     return {service: SERVING if yes else NOT_SERVING for service, yes in able.items()}
 
 
+class _Servicer(HealthServicer):
+    """For a Check too, a name that is gone is one that was never there."""
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        response = await super().Check(request, context)
+        if response is not None and response.status == UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND)
+        return response
+
+
 class HealthFollower:
     """Keeps a health servicer in step with the registry. Make and start it on the server's event loop."""
 
     def __init__(self, registry: ModelRegistry) -> None:
-        self.servicer = HealthServicer()
+        self.servicer = _Servicer()
         self._registry = registry
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf import json_format
-
 from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
-from pyruntime.service.validate import check_length, check_text, check_token_ids, optional, show, text_bytes
+from pyruntime.service.chat import render_chat
+from pyruntime.service.validate import check_text, check_token_ids, text_bytes
 from pyruntime.service.workers import TextWorkers, slices
-from pyruntime.v1 import common_pb2, generate_pb2
-
-RESERVED_TEMPLATE_NAMES = frozenset(
-    "tokenizer conversation messages chat_template tools documents tokenize padding truncation max_length"
-    " return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs continue_final_message"
-    " add_generation_prompt processor_kwargs".split()
-)
+from pyruntime.v1 import common_pb2
 
 
 @dataclass(frozen=True)
@@ -177,7 +169,8 @@ async def read_prompt(
     else:
         field, adds_special = "chat", special_tokens is True
         # A template is a program of its own: a chat goes to a worker however short it is.
-        text = await workers.run_aside(render_chat, model, request.chat, field, limits)
+        bounds = limits.max_text_bytes, limits.max_messages
+        text = await workers.run_aside(render_chat, model, request.chat, field, *bounds)
     check_text(field, text, limits.max_text_bytes, may_be_blank=may_be_blank)
     return await workers.run(text_bytes(text), encode_text, model, text, field, adds_special)
 
@@ -185,30 +178,3 @@ async def read_prompt(
 def encode_text(model: ServedModel, text: str, field: str, special_tokens: bool) -> list[int]:
     """The ids of one text, none for some texts; ``InvalidField`` where the model lacks one of them."""
     return known_ids(model, model.tokenizer.encode(text, special_tokens=special_tokens), field)
-
-
-def render_chat(model: ServedModel, chat: generate_pb2.Chat, field: str, limits: InputLimits) -> str:
-    """The conversation through the model's own template. ``CapabilityMissing`` when it has none."""
-    _check_chat(chat, field, limits)
-    arguments = json_format.MessageToDict(chat.template_arguments)
-    for name in arguments:
-        if name in RESERVED_TEMPLATE_NAMES or not re.fullmatch(r"[A-Za-z]\w{0,63}", name):
-            raise InvalidField(
-                f"{field}.template_arguments",
-                f"{show(name)} cannot be set; allowed: names that the renderer leaves free",
-            )
-    messages = [{"role": message.role, "content": message.content} for message in chat.messages]
-    opens = optional(chat, "add_generation_prompt", True)
-    return model.tokenizer.render_chat(messages, add_generation_prompt=opens, **arguments)
-
-
-def _check_chat(chat: generate_pb2.Chat, field: str, limits: InputLimits) -> None:
-    if not chat.messages:
-        raise InvalidField(f"{field}.messages", "is empty; allowed: at least one message")
-    check_length(f"{field}.messages", len(chat.messages), limits.max_messages)
-    size = chat.template_arguments.ByteSize()
-    for place, message in enumerate(chat.messages):
-        if not message.role:
-            raise InvalidField(f"{field}.messages[{place}].role", "is empty")
-        size += text_bytes(message.role) + text_bytes(message.content)
-    check_length(f"{field}.messages", size, limits.max_text_bytes, "bytes")

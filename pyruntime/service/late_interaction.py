@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pyruntime.errors import InvalidField, PyruntimeError
+from pyruntime.errors import ComputeFault, InvalidField, PyruntimeError
 from pyruntime.service.convert import Stopwatch
 from pyruntime.service.distinct import Distinct, distinct
 from pyruntime.service.pairs import Ids
+from pyruntime.service.queries import as_query
 from pyruntime.service.rerank_job import Outcomes, Ranked, RankJob
 from pyruntime.types import EmbeddingKind, EmbedRequest, EmbedResult, StepTiming
 
@@ -26,11 +27,12 @@ GROUP_BYTES = 64 * 2**20
 
 async def rank_by_tokens(job: RankJob, ticket: Ticket, watch: Stopwatch) -> Outcomes:
     """MaxSim of the query with each document; ``raw_scores`` changes nothing, there is no activation."""
-    query, documents = await read_rank_tokens(job)
+    query, num_unseen, documents = await read_rank_tokens(job)
     total = sum(len(each) for each in documents if isinstance(each, list))
     work: Distinct[list[int]] = await job.room.workers.run(total, distinct, documents, tuple)
     watch.tokenized()
-    (asked,), step = await job.model.engine.embed(_vectors(job, [query], as_query=True), ticket=ticket)
+    asking = _vectors(job, [query], as_query=True, num_unseen=num_unseen)
+    (asked,), step = await job.model.engine.embed(asking, ticket=ticket)
     if asked.error is not None:
         raise asked.error
     timings, answers = [step], []
@@ -43,8 +45,11 @@ async def rank_by_tokens(job: RankJob, ticket: Ticket, watch: Stopwatch) -> Outc
 
 
 def max_sim(query: np.ndarray, document: np.ndarray) -> float:
-    """float32 [Q, D] and [T, D] → the sum over Q of the largest dot product."""
-    return float((query @ document.T).max(axis=1).sum(dtype=np.float32))
+    """float32 [Q, D] and [T, D] → the sum over Q of the largest dot product; some rows of Q at a time."""
+    rows = max(1, GROUP_BYTES // (4 * len(document)))
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller looks
+        best = [(query[start : start + rows] @ document.T).max(axis=1) for start in range(0, len(query), rows)]
+        return float(np.concatenate(best).sum(dtype=np.float32))
 
 
 def groups(inputs: list[list[int]], num_query: int, dimensions: int) -> Iterator[list[list[int]]]:
@@ -62,28 +67,22 @@ def groups(inputs: list[list[int]], num_query: int, dimensions: int) -> Iterator
         yield group
 
 
-async def read_rank_tokens(job: RankJob) -> tuple[list[int], list[Ids]]:
+async def read_rank_tokens(job: RankJob) -> tuple[list[int], int, list[Ids]]:
     """Query and documents with their special tokens, behind the model's prompts named query and document.
 
-    The query is lengthened and cut as ``ModelInfo.query_expansion`` says.
+    The number is of the query's last tokens that the others do not see.
     """
     info, tokenizer = job.model.info, job.model.tokenizer
     prompts = [info.prompts.get(name, "") for name in ("query", "document")]
     before, after = tokenizer.leading_special_ids, tokenizer.trailing_special_ids
     room = info.context_length - tokenizer.num_special
-    query = await job.read_query(prompts[0])
-    expansion = info.query_expansion
-    if expansion is not None and expansion.cuts:
-        query = query[: expansion.length - tokenizer.num_special]
-    query = before + query + after
-    if expansion is not None:
-        query += [expansion.token_id] * (expansion.length - len(query))
+    query, num_unseen = as_query(job.model, before + await job.read_query(prompts[0]) + after)
     if len(query) > info.context_length:
         raise InvalidField("query", f"has {len(query)} tokens; allowed: at most {info.context_length}")
-    return query, await job.read_documents(prompts[1], before, after, room)
+    return query, num_unseen, await job.read_documents(prompts[1], before, after, room)
 
 
-def _vectors(job: RankJob, inputs: list[list[int]], *, as_query: bool = False) -> EmbedRequest:
+def _vectors(job: RankJob, inputs: list[list[int]], *, as_query: bool = False, num_unseen: int = 0) -> EmbedRequest:
     info = job.model.info
     return EmbedRequest(
         inputs=inputs,
@@ -94,6 +93,7 @@ def _vectors(job: RankJob, inputs: list[list[int]], *, as_query: bool = False) -
         priority=job.request.priority,
         request_id=job.request.request_id,
         as_query=as_query,
+        unattended=[num_unseen] if num_unseen else None,
     )
 
 
@@ -107,4 +107,7 @@ def _ranked(query: np.ndarray, answer: EmbedResult) -> Ranked | PyruntimeError:
     document = np.asarray(answer.values)
     if not len(document):
         return InvalidField("documents", "one has no token that the model compares")
-    return Ranked(max_sim(query, document), answer.prompt_tokens, answer.cached_tokens)
+    score = max_sim(query, document)
+    if not np.isfinite(score):  # each vector is, but products of large ones overflow
+        return ComputeFault("the score is not finite")
+    return Ranked(score, answer.prompt_tokens, answer.cached_tokens)

@@ -48,11 +48,14 @@ class SecondLimit:
         head, text = ids[:num_kept], ids[num_kept:]
         if len(text) <= most:
             return ids
-        if self.truncation == common_pb2.TRUNCATION_RIGHT:
+        if most > 0 and self.truncation == common_pb2.TRUNCATION_RIGHT:
             return head + text[:most]
-        if self.truncation == common_pb2.TRUNCATION_LEFT:
-            return head + text[len(text) - most :]
-        raise InvalidField(field, f"has {len(text)} tokens; allowed: at most {most} here unless truncation is set")
+        if most > 0 and self.truncation == common_pb2.TRUNCATION_LEFT:
+            return head + text[-most:]
+        allowed = (
+            f"at most {most} here unless truncation is set" if most > 0 else "none: no room is left in the context"
+        )
+        raise InvalidField(field, f"has {len(text)} tokens; allowed: {allowed}")
 
 
 def pair_frame(model: ServedModel, field: str) -> PairFrame:

@@ -88,7 +88,7 @@ async def shown_ids(room: ServiceRoom, model: ServedModel, text: model_pb2.Reran
         if way is RerankWay.TEMPLATE:
             prompt = await read_rank_prompt(job)
             return prompt.before + checked(prompt.items[0])
-        query, documents = await read_rank_tokens(job)
+        query, _, documents = await read_rank_tokens(job)
         return query + checked(documents[0])
     except InvalidField as error:
         names = {"documents[0]": "document", "documents": "document"}

@@ -88,17 +88,18 @@ async def read_rank_prompt(job: RankJob) -> Prompt:
     """The template's pieces around query and documents, each piece tokenised on its own."""
     template, workers = _template(job.model), job.room.workers
     values = {"query": job.request.query, "instruction": job.instruction or ""}
-    around = [fill(piece, values) for piece in (*template.before, *template.after)]
-    encoded = await workers.run(sum(map(text_bytes, around)), _encode_pieces, job.model, around)
+    frame = template.document.removesuffix("{document}")
+    around = [*(fill(piece, values) for piece in (*template.before, *template.after)), frame.rstrip()]
+    *encoded, own = await workers.run(sum(map(text_bytes, around)), _encode_pieces, job.model, around)
     before = job.model.tokenizer.leading_special_ids if template.leading_special_tokens else []
     for ids in encoded[: len(template.before)]:
         before += ids
     after = [token_id for ids in encoded[len(template.before) :] for token_id in ids]
     room = job.model.info.context_length - len(before) - len(after)
-    if room < 1:
-        problem = f"makes {len(before)} tokens with the template, beside {len(after)} behind the document; allowed: "
+    if room <= len(own):
+        beside = len(own) + len(after)
+        problem = f"makes {len(before)} tokens with the template, beside {beside} around the document; allowed: "
         raise InvalidField("query", problem + f"at most {job.model.info.context_length - 1} together")
-    frame = template.document.removesuffix("{document}")
     return Prompt(before, await job.read_documents(frame, [], after, room))
 
 

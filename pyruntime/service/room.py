@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import Message
 
 from pyruntime.config import Settings
+from pyruntime.constraints.compiler import ConstraintCompiler
 from pyruntime.errors import InvalidField, InvalidFields, PyruntimeError
 from pyruntime.registry import ModelRegistry, ServedModel
 from pyruntime.service.inputs import InputLimits
@@ -54,6 +55,7 @@ class ServiceRoom:
     registry: ModelRegistry
     settings: Settings
     workers: TextWorkers = field(default_factory=TextWorkers)
+    constraints: ConstraintCompiler = field(default_factory=ConstraintCompiler)
 
     @property
     def input_limits(self) -> InputLimits:

@@ -13,7 +13,13 @@ from pyruntime.service.inputs import size_of
 from pyruntime.service.rerank import rerank
 from pyruntime.service.room import ServiceRoom, measure, refuse_if_all_failed
 from pyruntime.service.score_heads import check_total_tokens, has_classifier, score_by_head, score_by_labels, score_task
-from pyruntime.service.score_inputs import ScoreInputs, read_label_ids, read_packed_inputs, read_score_inputs
+from pyruntime.service.score_inputs import (
+    ScoreInputs,
+    count_packed,
+    read_label_ids,
+    read_packed_inputs,
+    read_score_inputs,
+)
 from pyruntime.service.status import to_status
 from pyruntime.service.validate import check_enum, check_length, check_range, check_request_id, optional, text_bytes
 from pyruntime.types import Capability, ScoreResult
@@ -107,8 +113,10 @@ class ScoreServicer(score_pb2_grpc.ScoreServiceServicer):
         if not request.HasField("delimiter_token_id"):
             label_ids = await read_label_ids(workers, model, request, limits)
             return await read_score_inputs(workers, model, request, limits), label_ids
-        inputs = await workers.run(size_of(request.query), read_packed_inputs, model, request, limits)
-        self._check_counts("query.token_ids", len(inputs.items), _num_labels(request, model))
+        size = size_of(request.query)
+        num_items = await workers.run(size, count_packed, request)
+        self._check_counts("query.token_ids", max(1, num_items), _num_labels(request, model))
+        inputs = await workers.run(size, read_packed_inputs, model, request, limits)
         return inputs, await read_label_ids(workers, model, request, limits)
 
 

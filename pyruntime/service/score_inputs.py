@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
 from pyruntime.service.inputs import InputLimits, Reading, given_ids, known_ids, read_inputs, size_of
+from pyruntime.service.score_heads import check_total_tokens
 from pyruntime.service.validate import check_text, check_token_ids, show, text_bytes
 from pyruntime.service.workers import TextWorkers, slices
 from pyruntime.v1 import common_pb2, score_pb2
@@ -48,11 +49,21 @@ def _items_first(
     special = model.tokenizer.leading_special_ids
     starts = [special if item.HasField("text") else [] for item in request.items]
     room = _room(model, len(query) + min(map(len, starts)), "query") + min(map(len, starts))
-    joined: list[list[int] | InvalidField] = []
-    for index, (start, item) in enumerate(zip(starts, items, strict=True)):
-        fitted = _fit(item, index, room - len(start), request.truncation)
-        joined.append(fitted if isinstance(fitted, InvalidField) else start + fitted + query)
+    fitted = [
+        _fit(item, index, room - len(start), request.truncation)
+        for index, (start, item) in enumerate(zip(starts, items, strict=True))
+    ]
+    check_total_tokens("items", fitted, num_each=len(query))  # before the query is copied behind each
+    joined = [
+        each if isinstance(each, InvalidField) else start + each + query
+        for start, each in zip(starts, fitted, strict=True)
+    ]
     return ScoreInputs([], joined)
+
+
+def count_packed(request: score_pb2.ScoreRequest) -> int:
+    """How many items the packed form holds; less than 1 where it is malformed."""
+    return list(request.query.token_ids.ids).count(request.delimiter_token_id) - 1
 
 
 def read_packed_inputs(model: ServedModel, request: score_pb2.ScoreRequest, limits: InputLimits) -> ScoreInputs:

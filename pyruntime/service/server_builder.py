@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import socket
 from typing import Any
 
 import grpc
@@ -45,21 +47,23 @@ class AdminServer:
     """AdminService at an address of its own, which clients of the models do not get to."""
 
     def __init__(self, registry: ModelRegistry, manager: ModelManager, settings: Settings) -> None:
-        self._address = settings.admin_address
+        self.address = settings.admin_address
         self._interceptor = ErrorInterceptor(settings.max_message_bytes)
         self._server = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
         servicer = AdminServicer(registry, manager, settings)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, self._server)
         add_reflection(self._server, _service_names(admin_pb2))
-        self.port = 0
 
-    async def start(self) -> int:
-        """Listen; returns the port, 1 for a Unix socket. Raises RuntimeError when the address cannot be had."""
-        self.port = _listen(self._server, self._address)
-        if self._address.startswith("unix:"):
-            os.chmod(self._address.removeprefix("unix:"), 0o600)
+    async def start(self) -> None:
+        """Listen, and make ``address`` what clients connect to. Raises RuntimeError when the address cannot be had."""
+        _refuse_taken_socket(self.address)
+        # A Unix socket is made with the rights that this leaves it: its owner's alone, from the first moment on.
+        others = os.umask(0o177)
+        try:
+            self.address = _listen(self._server, self.address)
+        finally:
+            os.umask(others)
         await self._server.start()
-        return self.port
 
     async def stop(self) -> None:
         """End the calls that wait for a load or an unload; their clients are told UNAVAILABLE."""
@@ -83,12 +87,14 @@ class RuntimeServer:
         self._server = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
         self._add_services()
         self.admin = AdminServer(registry, manager, settings) if manager and settings.admin_address else None
-        self.port = 0
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self.address = f"{host}:{settings.port}"
 
     async def start(self) -> int:
-        """Listen; returns the port. Raises RuntimeError when the address cannot be had."""
-        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
-        self.port = _listen(self._server, f"{host}:{self._settings.port}")
+        """Listen, and make ``address`` what clients connect to; returns the port. Raises RuntimeError when the address
+        cannot be had.
+        """
+        self.address = _listen(self._server, self.address)
         if self.admin is not None:
             await self.admin.start()
         await self._health.start()
@@ -111,9 +117,14 @@ class RuntimeServer:
             await self._interceptor.wait_idle(CANCEL_S)
         await self._server.stop(CANCEL_S)
         self._room.workers.close()
+        self._room.constraints.close()
 
     async def wait_closed(self) -> None:
         await self._server.wait_for_termination()
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
 
     @property
     def num_running(self) -> int:
@@ -134,11 +145,21 @@ def _service_names(*files: Any) -> list[str]:
     return [service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()]
 
 
-def _listen(server: grpc.aio.Server, address: str) -> int:
+def _refuse_taken_socket(address: str) -> None:
+    """gRPC would take a Unix socket away from a process that listens on it, as from one that has left it behind."""
+    if address.startswith("unix:"):
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+            probe.connect(address.removeprefix("unix:"))
+            raise RuntimeError(f"cannot listen on {address}: another process does")
+
+
+def _listen(server: grpc.aio.Server, address: str) -> str:
+    """The address with the port that was got, which is another one than 0."""
     try:
-        return server.add_insecure_port(address)
+        port = server.add_insecure_port(address)
     except RuntimeError as error:
         raise RuntimeError(f"cannot listen on {address}: {error}") from error
+    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:

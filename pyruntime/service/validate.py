@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pyruntime.errors import InvalidField, NotImplementedYet
+from pyruntime.errors import InvalidField
 from pyruntime.registry import GenerationDefaults
 from pyruntime.types import SamplingParams
 from pyruntime.v1 import generate_pb2
@@ -20,6 +20,8 @@ MAX_BIASED_TOKENS = 1024
 MAX_CHOICES = 1024
 MAX_REQUEST_ID_BYTES = 256
 MAX_TOP_LOGPROBS = 20
+MAX_SELECTED_LOGPROBS = 64
+MAX_CHUNK_TOKENS = 1024
 
 
 def show(text: str) -> str:
@@ -108,6 +110,9 @@ def read_sampling(
         presence_penalty=sampling.presence_penalty,
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
         logprobs=min(request.logprobs.top, vocab_size) if request.logprobs.enabled else None,
+        logprob_ids=tuple(
+            check_token_ids("logprobs.token_ids", request.logprobs.token_ids, vocab_size, MAX_SELECTED_LOGPROBS)
+        ),
     )
 
 
@@ -134,24 +139,12 @@ def _check_sampling(sampling: generate_pb2.Sampling, vocab_size: int) -> None:
             raise InvalidField(f"sampling.logit_bias[{token_id}]", f"{bias} is not allowed; allowed: finite numbers")
 
 
-def refuse_unserved(request: generate_pb2.GenerateRequest) -> None:
-    """``NotImplementedYet`` for fields that are valid but would be ignored; call it after the range checks."""
-    used = []
-    if request.HasField("constraint"):
-        used.append(f"constraint.{request.constraint.WhichOneof('kind')}")
-    if request.logprobs.prompt:
-        used.append("logprobs.prompt")
-    if used:
-        raise NotImplementedYet(f"not served by this version: {', '.join(used)}")
-
-
 def check_generate(request: generate_pb2.GenerateRequest) -> None:
     """The fields that need no model: n, request id, stop strings, constraint, log-probabilities."""
     check_request_id(request.request_id)
     check_count("n", optional(request, "n", 1), 1, MAX_CONTINUATIONS)
-    check_count("logprobs.top", request.logprobs.top, 0, MAX_TOP_LOGPROBS)
-    if request.logprobs.top and not request.logprobs.enabled:
-        raise InvalidField("logprobs.top", f"{request.logprobs.top} is of no use; allowed: 0 unless `enabled` is true")
+    _check_logprobs(request.logprobs)
+    check_count("chunk_tokens", optional(request, "chunk_tokens", 1), 1, MAX_CHUNK_TOKENS)
     check_length("stop.strings", len(request.stop.strings), MAX_STOP_STRINGS)
     for place, text in enumerate(request.stop.strings):
         if not 1 <= len(text.encode()) <= MAX_STOP_BYTES:
@@ -159,6 +152,19 @@ def check_generate(request: generate_pb2.GenerateRequest) -> None:
             raise InvalidField(f"stop.strings[{place}]", problem)
     if request.HasField("constraint"):
         _check_constraint(request.constraint)
+
+
+def _check_logprobs(options: generate_pb2.LogprobOptions) -> None:
+    check_count("logprobs.top", options.top, 0, MAX_TOP_LOGPROBS)
+    check_length("logprobs.token_ids", len(options.token_ids), MAX_SELECTED_LOGPROBS)
+    if options.enabled:
+        return
+    if options.top:
+        raise InvalidField("logprobs.top", f"{options.top} is of no use; allowed: 0 unless `enabled` is true")
+    if options.prompt:
+        raise InvalidField("logprobs.prompt", "is of no use; allowed: false unless `enabled` is true")
+    if options.token_ids:
+        raise InvalidField("logprobs.token_ids", "are of no use; allowed: none unless `enabled` is true")
 
 
 def _check_constraint(constraint: generate_pb2.Constraint) -> None:

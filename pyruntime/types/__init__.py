@@ -25,6 +25,7 @@ from pyruntime.types.requests import (
 from pyruntime.types.results import (
     ClassifyResult,
     EmbedResult,
+    PromptLogprobs,
     SampledToken,
     ScoreResult,
     SparseVector,
@@ -48,6 +49,7 @@ __all__ = [
     "GenerationBatchResult",
     "ModelInfo",
     "PoolingType",
+    "PromptLogprobs",
     "QueryExpansion",
     "SampledToken",
     "SamplingParams",

@@ -9,15 +9,16 @@ from pyruntime.types.enums import Capability, EmbeddingKind, ExecutionPath, Pool
 
 
 class QueryExpansion(NamedTuple):
-    """How a late-interaction model lengthens queries: ``token_id`` is appended up to ``length`` tokens in all.
+    """What a late-interaction model does to queries: they are cut, then lengthened by ``token_id``.
 
-    ``cuts``: longer queries are truncated to ``length``. ``attended``: the other tokens see the appended ones; where
-    they do not, the packed forward cannot make such queries.
+    ``cut_to``: most tokens of a query, None for no limit of its own. ``length``: least tokens, 0 where nothing is
+    appended. ``attended``: the other tokens see the appended ones; where they do not, ``EmbedRequest.unattended`` has
+    to say so.
     """
 
     token_id: int
     length: int
-    cuts: bool
+    cut_to: int | None
     attended: bool
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyruntime.types.enums import EmbeddingKind, PoolingType
 
@@ -13,7 +14,8 @@ class SamplingParams:
 
     Penalties: frequency and presence of generated tokens, repetition of those and of the prompt's.
     ``logit_bias``: (token id, what is added to its logit). ``logprobs``: how many of the likeliest tokens
-    to report beside the drawn one's log-probability; None reports nothing.
+    to report beside the drawn one's log-probability; None reports nothing. ``logprob_ids``: tokens whose
+    log-probabilities are reported beside it, likely or not; empty without ``logprobs``.
     """
 
     temperature: float = 1.0
@@ -26,6 +28,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    logprob_ids: tuple[int, ...] = ()
 
     @property
     def penalizes(self) -> bool:
@@ -44,7 +47,12 @@ class StopParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """``n`` continuations of one prompt; continuation i draws with n-index i from the same seed."""
+    """``n`` continuations of one prompt; continuation i draws with n-index i from the same seed.
+
+    ``prompt_logprobs``: how many of the likeliest tokens to report beside the log-probability of each prompt token;
+    None reports nothing of the prompt. They come with the first event of continuation 0.
+    ``constraint``: what the text must conform to, a ``constraints.matcher.Constraint``; None is anything.
+    """
 
     prompt: list[int]
     sampling: SamplingParams
@@ -52,6 +60,8 @@ class GenerateRequest:
     n: int = 1
     priority: int = 0
     request_id: str = ""
+    prompt_logprobs: int | None = None
+    constraint: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,8 @@ class EmbedRequest:
     ``kind`` SPARSE reads none of pooling, normalize and dimensions; PER_TOKEN reads the last two.
     ``skip_rows``: how many first rows of each input its pooling leaves out, for models whose prompts are
     read but not pooled; None leaves nothing out. ``as_query``: PER_TOKEN inputs are queries, which keep the tokens
-    that a late-interaction model leaves out of documents.
+    that a late-interaction model leaves out of documents. ``unattended``: how many last tokens of each input the
+    others do not see, for models whose ``QueryExpansion`` is not attended; such models have no cache.
     """
 
     inputs: list[list[int]]
@@ -74,6 +85,7 @@ class EmbedRequest:
     kind: EmbeddingKind = EmbeddingKind.DENSE
     skip_rows: list[int] | None = None
     as_query: bool = False
+    unattended: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

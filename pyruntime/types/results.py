@@ -19,19 +19,35 @@ class StepTiming:
     compute_s: float
 
 
+class PromptLogprobs(NamedTuple):
+    """Of each prompt token but the first, given those before it: numpy arrays [tokens - 1, 1 + alternatives].
+
+    ``ids`` int64: the token itself, then the likeliest in its place, most likely first; ``logprobs`` float32, of each.
+    """
+
+    ids: Any
+    logprobs: Any
+
+
 class SampledToken(NamedTuple):
-    """A drawn token; ``logprob`` and the likeliest ``top`` (id, logprob) of the raw distribution when asked for."""
+    """A drawn token; ``logprob`` and the likeliest ``top`` (id, logprob) of the raw distribution when asked for.
+
+    ``selected``: logprobs of the request's ``logprob_ids``. ``prompt``: with the first token, when asked for.
+    """
 
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    selected: tuple[float, ...] = ()
+    prompt: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
     """One new token of continuation ``index``. The last event of an index carries ``finish``.
 
-    ``token_id`` is None only on a finish without a new token. ``logprob`` and ``top`` as in ``SampledToken``.
+    ``token_id`` is None only on a finish without a new token. ``logprob``, ``top``, ``selected`` and ``prompt`` as in
+    ``SampledToken``.
     """
 
     index: int
@@ -41,6 +57,8 @@ class TokenEvent:
     timing: StepTiming | None = None
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    selected: tuple[float, ...] = ()
+    prompt: PromptLogprobs | None = None
 
 
 class SparseVector(NamedTuple):
@@ -48,6 +66,11 @@ class SparseVector(NamedTuple):
 
     ids: Any
     weights: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both arrays, as numpy's own arrays tell theirs."""
+        return int(self.ids.nbytes + self.weights.nbytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,12 @@ T5 = (
     {"vocab_size": len(VOCABULARY), "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4}
     | {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 0},
 )
+MODERN = (
+    "modernbert",
+    COMMON
+    | {"num_hidden_layers": 3, "global_attn_every_n_layers": 3, "local_attention": 48, "cls_token_id": 2}
+    | {"sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3},
+)
 MPNET = ("mpnet", COMMON | {"max_position_embeddings": 130})
 QWEN3 = ("qwen3", COMMON | {"num_key_value_heads": 2, "head_dim": 16, "eos_token_id": 3, "bos_token_id": 2})
 # Lengths from one word to beyond every limit used below.

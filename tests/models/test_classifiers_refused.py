@@ -3,6 +3,8 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from pyruntime.errors import ModelLoadError
@@ -63,6 +65,27 @@ def test_weights_without_a_head(folder):
     AutoModelForMaskedLM.from_pretrained(folder).save_pretrained(folder)
     edit(folder, architectures=[BERT])
     refused(folder, "missing ['bert.pooler.dense.bias', 'bert.pooler.dense.weight', 'classifier.bias'")
+
+
+@pytest.mark.parametrize("architecture", [BERT, "BertModel"])
+def test_weights_of_more_layers_than_the_config_has(folder, architecture):
+    edit(folder, num_hidden_layers=1, architectures=[architecture])
+    refused(folder, "do not fit config.json", "unused ['bert.encoder.layer.1.attention.output.LayerNorm.bias'")
+
+
+def test_weights_of_biases_that_the_config_has_not(tmp_path):
+    save(tmp_path, "llama", "sequence", **GROUPED, attention_bias=True)
+    edit(tmp_path, attention_bias=False)
+    refused(tmp_path, "unused ['model.layers.0.self_attn.k_proj.bias'")
+
+
+def test_heads_that_are_not_read_and_old_buffers_are_no_contradiction(folder):
+    edit(folder, architectures=["BertModel"])
+    weights = load_file(folder / "model.safetensors")
+    assert "classifier.weight" in weights
+    weights["bert.encoder.layer.0.attention.self.distance"] = torch.zeros(3)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert load_model(folder, "float32", "cpu").classifier is None
 
 
 def test_a_language_model_without_its_output_matrix(tmp_path):

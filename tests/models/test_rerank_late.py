@@ -1,13 +1,13 @@
 """Rerank by vectors a token, over a real channel, against MaxSim in float64 of sentence-transformers' vectors."""
 
 import numpy as np
+import pytest
 import torch
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Transformer
 
 from pyruntime.rerank_template import RerankWay, rerank_way
-from pyruntime.types import Capability
 from tests.models.rank_folders import by_index, channel_to, rerank
 from tests.models.recorder import record
 from tests.models.sentence_folders import TEXTS, body_folder, serve
@@ -16,13 +16,21 @@ QUERIES = ["light river answer", "The quiet city, between two rivers!", " ".join
 REFERENCE = "float64 MaxSim of sentence-transformers' vectors, difference of a score"
 
 
-def folder_of(tmp_path, attend: bool):
-    """A random BERT whose queries are lengthened to 12 tokens, and cut there."""
-    expansion = {"strategy": "fixed", "attend": attend, "length": 12, "token": "[MASK]"}
+FIXED = {"strategy": "fixed", "length": 12, "token": "[MASK]"}
+QUERY_RULES = {
+    "attended": {"query_expansion": FIXED | {"attend": True}},
+    "unattended": {"query_expansion": FIXED | {"attend": False}},
+    "at least": {"query_expansion": FIXED | {"strategy": "min", "attend": True}, "query_length": 17},
+    "cut alone": {"query_length": 9},
+}
+
+
+def folder_of(tmp_path, rule: str):
+    """A random BERT whose queries are cut and lengthened by a rule."""
     options = {"bias": False, "activation_function": torch.nn.Identity(), "module_input_name": "token_embeddings"}
     torch.manual_seed(3)
     modules = [
-        Transformer(str(body_folder(tmp_path / "body")), query_expansion=expansion),
+        Transformer(str(body_folder(tmp_path / "body")), **QUERY_RULES[rule]),
         Dense(64, 32, **options),
         MultiVectorMask(skiplist_words=[".", ",", "!"]),
         Normalize(module_input_name="token_embeddings"),
@@ -33,8 +41,10 @@ def folder_of(tmp_path, attend: bool):
     return tmp_path / "model", reference
 
 
-async def test_max_sim(tmp_path):
-    folder, reference = folder_of(tmp_path, attend=True)
+@pytest.mark.parametrize("rule", QUERY_RULES)
+async def test_max_sim(tmp_path, rule):
+    """Tokens that lengthen a query are seen by the others, or only see them."""
+    folder, reference = folder_of(tmp_path, rule)
     model = serve(folder)
     documents = [each for each in TEXTS if len(each.split()) < 50]
     vectors = [np.asarray(each, np.float64) for each in reference.encode_document(documents, batch_size=1)]
@@ -43,19 +53,10 @@ async def test_max_sim(tmp_path):
         assert rerank_way(model.info, None) is RerankWay.LATE_INTERACTION
         async with channel_to(model) as stub:
             for query, asked in zip(QUERIES, reference.encode_query(QUERIES, batch_size=1), strict=True):
-                assert len(asked) == 12
                 own = by_index(await stub.Rerank(rerank(*documents, query=query)))
                 expected = [(np.asarray(asked, np.float64) @ each.T).max(axis=1).sum() for each in vectors]
                 worst = max(worst, float(np.abs(np.subtract(own, expected)).max()))
     finally:
         model.engine.close()
     assert worst <= 1e-4
-    record(model.info.architecture, "packed", "late interaction", REFERENCE, worst)
-
-
-def test_queries_lengthened_unseen_are_not_ranked(tmp_path):
-    folder, _ = folder_of(tmp_path, attend=False)
-    model = serve(folder)
-    model.engine.close()
-    assert Capability.EMBED in model.info.capabilities
-    assert Capability.RERANK not in model.info.capabilities
+    record(model.info.architecture, "packed", f"late interaction, queries {rule}", REFERENCE, worst)

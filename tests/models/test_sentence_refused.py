@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from pyruntime.errors import ModelLoadError
 from pyruntime.model.sentence import needs_masked_lm, read_sentence_settings
-from pyruntime.types import PoolingType
+from pyruntime.types import PoolingType, QueryExpansion
 from tests.models.sentence_folders import body_folder, save_tokenizer, serve
 
 PACKAGE = "sentence_transformers.models."
@@ -39,6 +39,7 @@ def folder(tmp_path):
     write(tmp_path / "2_Dense/config.json", dense)
     weights = {"linear.weight": torch.ones(16, 64), "linear.bias": torch.zeros(16)}
     torch.save(weights, tmp_path / "2_Dense/pytorch_model.bin")
+    write(tmp_path / "3_Normalize/config.json", {})
     write(tmp_path / "sentence_bert_config.json", {"max_seq_length": 48, "do_lower_case": False})
     write(tmp_path / "config_sentence_transformers.json", {"prompts": {"query": "q: "}, "default_prompt_name": "query"})
     return tmp_path
@@ -60,7 +61,7 @@ def change(folder, file, **fields):
 
 
 POOLING, DENSE, TEXTS = "1_Pooling/config.json", "2_Dense/config.json", "config_sentence_transformers.json"
-TRANSFORMER = "sentence_bert_config.json"
+TRANSFORMER, NORMALIZE = "sentence_bert_config.json", "3_Normalize/config.json"
 CHANGED = {
     "maximum": (
         POOLING,
@@ -79,6 +80,7 @@ CHANGED = {
     "no bias": (DENSE, {"bias": False}, r"holds linear\.bias \[16\]"),
     "features": (DENSE, {"in_features": -1}, "in_features is -1"),
     "level": (DENSE, {"module_input_name": "token_embeddings"}, "Dense reads token_embeddings"),
+    "last level": (NORMALIZE, {"module_input_name": "token_embeddings"}, "Normalize reads token_embeddings"),
     "prompts": (TEXTS, {"prompts": {"query": 5}}, "prompts must be texts"),
     "default prompt": (TEXTS, {"default_prompt_name": "passage"}, "'passage' is none of the prompts"),
     "too wide": (TEXTS, {"truncate_dim": 17}, "truncate_dim 17 of vectors of 16"),
@@ -123,7 +125,9 @@ LISTS = {
     "splade of rows": (modules(MODULES[0], ("1_SpladePooling", "SpladePooling")), "needs transformer_task 'fill-mask'"),
     "token clusters": (modules(MODULES[0], ("1_Pool", "HierarchicalTokenPooling")), "HierarchicalTokenPooling"),
     "nothing": ([], "the first module is not Transformer"),
-    "no list": ({"a": 1}, "names no type and path"),
+    "no list": ({"a": 1}, "expected a list of modules"),
+    "null": (None, "expected a list of modules"),
+    "no entries": ([None], "None names no type and path"),
     "no JSON": ("{", "modules.json"),
 }
 
@@ -135,6 +139,35 @@ def test_a_list_of_modules_that_is_not_served_is_refused_by_name(folder, name):
     with pytest.raises(ModelLoadError, match=reason) as caught:
         read_sentence_settings(folder, is_causal=False)
     assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("file", [POOLING, DENSE, TEXTS, TRANSFORMER, NORMALIZE])
+@pytest.mark.parametrize("content", [None, 5, ["a"]])
+def test_a_file_of_another_form_is_refused_by_name(folder, file, content):
+    write(folder / file, content)
+    with pytest.raises(ModelLoadError, match=f"{file}: expected a JSON object"):
+        read_sentence_settings(folder, is_causal=False)
+
+
+FORMS = {
+    POOLING: {"include_prompt": "false", "pooling_mode": 5},
+    DENSE: {"bias": "no", "use_residual": 1, "activation_function": ["Tanh"]},
+    TEXTS: {"default_prompt_name": ["query"], "prompts": ["query"], "truncate_dim": "8"},
+    TRANSFORMER: {"max_seq_length": "48", "model_args": 5, "config_kwargs": ["a"]},
+}
+
+
+@pytest.mark.parametrize(("file", "key"), [(file, key) for file, fields in FORMS.items() for key in fields])
+def test_a_value_of_another_form_is_refused_by_file_and_key(folder, file, key):
+    change(folder, file, **{key: FORMS[file][key]})
+    with pytest.raises(ModelLoadError, match=f"{file}: .*{key}|{file}: {key}"):
+        read_sentence_settings(folder, is_causal=False)
+
+
+def test_an_activation_that_is_null_is_not_taken_for_the_default(folder):
+    write(folder / DENSE, json.loads((folder / DENSE).read_text()) | {"activation_function": None})
+    with pytest.raises(ModelLoadError, match=f"{DENSE}: activation_function None is not served"):
+        read_sentence_settings(folder, is_causal=False)
 
 
 def test_missing_and_damaged_weights_are_refused_by_file(folder):
@@ -197,6 +230,10 @@ LATE = {
         "query_expansion .*double.* not served",
     ),
     "no length": ({}, {"query_expansion": {"strategy": "min"}}, "length is None"),
+    "token": ({}, {"query_expansion": {"strategy": "min", "length": 3, "token": 5}}, "token is 5; expected a text"),
+    "words": ({"skiplist_words": 5}, {}, r"3_MultiVectorMask.config\.json: skiplist_words is 5"),
+    "no tasks": ({"skiplist_words": ["."], "skiplist_tasks": []}, {}, r"skiplist_tasks \[\] is not served"),
+    "prefix": ({}, {"query_prefix": 5}, "query_prefix is 5; expected a text"),
     "document length": ({}, {"document_length": "long"}, "document_length is 'long'"),
     "marker": ({}, {"query_prefix": "[Q] "}, r"query_prefix '\[Q\] ' is a token that this tokenizer does not read"),
 }
@@ -212,6 +249,21 @@ def test_late_interaction_that_is_not_served_is_refused(folder, name):
     change(folder, TEXTS, **settings)
     with pytest.raises(ModelLoadError, match=reason):
         read_sentence_settings(folder, is_causal=False)
+
+
+@pytest.mark.parametrize("key", ["skiplist_words", "attend_to_mask_tokens", "document_prefix", "query_length"])
+def test_each_of_the_older_settings_means_that_queries_are_lengthened(folder, key):
+    """As MultiVectorEncoder reads them: PyLate's default holds where one of its settings is there at all."""
+    save_tokenizer(folder)
+    write(folder / "modules.json", modules(MODULES[0], MODULES[2], ("3_MultiVectorMask", "MultiVectorMask")))
+    change(folder, DENSE, module_input_name="token_embeddings")
+    assert read_sentence_settings(folder, is_causal=False).query_expansion is None
+    change(
+        folder, TEXTS, **{key: {"skiplist_words": ["."], "document_prefix": "d ", "query_length": 20}.get(key, True)}
+    )
+    length, attended = 20 if key == "query_length" else 32, key == "attend_to_mask_tokens"
+    expected = QueryExpansion(4, length, cut_to=length, attended=attended)
+    assert read_sentence_settings(folder, is_causal=False).query_expansion == expected
 
 
 def test_a_refusal_reaches_whoever_loads_the_model(folder, tmp_path_factory):

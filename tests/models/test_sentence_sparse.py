@@ -9,9 +9,10 @@ import torch
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from sentence_transformers.sparse_encoder.modules import SpladePooling
-from transformers import AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
 from pyruntime.errors import ModelLoadError
+from pyruntime.model.masked_lm import masked_lm_head
 from pyruntime.types import Capability, EmbeddingKind
 from tests.models.recorder import record
 from tests.models.sentence_folders import (
@@ -96,6 +97,13 @@ async def test_a_head_that_does_not_do_what_its_parts_say_is_refused(tmp_path, m
     monkeypatch.setattr(modeling_bert.BertOnlyMLMHead, "forward", lambda self, rows: right(self, rows) * 1.1)
     with pytest.raises(ModelLoadError, match="BertForMaskedLM: the masked-language-model head as taken apart differs"):
         serve(folder)
+
+
+def test_a_decoder_of_another_shape_is_refused_by_name():
+    fields = COMMON | {"embedding_size": 32, "intra_bottleneck_size": 64, "true_hidden_size": 64}
+    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("mobilebert", **fields))
+    with pytest.raises(ModelLoadError, match=r"MobileBertForMaskedLM: .* head cannot be taken apart"):
+        masked_lm_head(model)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """One vector a token: folders of MultiVectorEncoder and PyLate's older layout, against sentence-transformers."""
 
+import asyncio
 import json
 
 import numpy as np
@@ -9,15 +10,19 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
+from pyruntime.errors import ModelLoadError
 from pyruntime.types import Capability, EmbeddingKind, QueryExpansion
 from tests.models.recorder import record
 from tests.models.sentence_folders import (
     BERT,
+    MODERN,
+    MPNET,
     QWEN3,
     TEXTS,
     body_folder,
     embed,
     least_cosine,
+    request,
     serve,
     tokenized,
 )
@@ -58,7 +63,7 @@ async def test_documents_and_queries(tmp_path, kind):
         info = model.info
         assert info.embedding_kinds == {PER_TOKEN} and Capability.EMBED in info.capabilities
         assert info.late_interaction and (info.token_embedding_dimensions, info.context_length) == (32, 40)
-        assert info.query_expansion == QueryExpansion(MASK, 20, cuts=True, attended=True)
+        assert info.query_expansion == QueryExpansion(MASK, 20, cut_to=20, attended=True)
         documents = await embed(model, tokenized(model, TEXTS, info.prompts["document"]), kind=PER_TOKEN)
         expected = reference.encode_document(TEXTS, batch_size=1)
         assert len(documents[-3]) < len(tokenized(model, TEXTS[-3:-2])[0]) + 3  # its comma and mark are left out
@@ -89,12 +94,49 @@ async def test_the_older_layout_of_pylate(tmp_path):
     reference = MultiVectorEncoder(str(folder), device="cpu")
     model = serve(folder)
     try:
-        assert model.info.query_expansion == QueryExpansion(MASK, 24, cuts=True, attended=False)
+        assert model.info.query_expansion == QueryExpansion(MASK, 24, cut_to=24, attended=False)
         assert model.info.prompts == {"query": "query ", "document": "answer "}
         own = await embed(model, tokenized(model, TEXTS, "answer "), kind=PER_TOKEN)
         assert least_cosine(own, reference.encode_document(TEXTS, batch_size=1)) >= 0.99999
+        await check_unattended_queries(model, reference)
     finally:
         model.engine.close()
+
+
+async def check_unattended_queries(model, reference):
+    """Appended tokens that the text does not see, of different counts within a request, among other requests."""
+    expansion = model.info.query_expansion
+    texts = tokenized(model, TEXTS, model.info.prompts["query"])
+    texts = [model.tokenizer.truncate(each, expansion.length, "head") for each in texts]
+    counts = [expansion.length - len(each) for each in texts]
+    asked = request(model.info, expanded(texts, expansion), kind=PER_TOKEN, as_query=True, unattended=counts)
+    (answers, _), _ = await asyncio.gather(model.engine.embed(asked), embed(model, texts, kind=PER_TOKEN))
+    expected = reference.encode_query(TEXTS, batch_size=1)
+    assert least_cosine([answer.values for answer in answers], expected) >= 0.99999
+
+
+@pytest.mark.parametrize("kind", [MODERN, MPNET], ids=["two-sided window", "padded"])
+async def test_unattended_queries_of_other_encoders(tmp_path, kind):
+    transformer = {"query_expansion": {"strategy": "min", "attend": False, "length": 20, "token": "[MASK]"}}
+    folder, reference = write(tmp_path, kind, transformer)
+    model = serve(folder)
+    try:
+        texts = tokenized(model, TEXTS)
+        counts = [max(0, 20 - len(each)) for each in texts]
+        long = [each + [MASK] * count for each, count in zip(texts, counts, strict=True)]
+        asked = request(model.info, long, kind=PER_TOKEN, as_query=True, unattended=counts)
+        answers, _ = await model.engine.embed(asked)
+        expected = reference.encode_query(TEXTS, batch_size=1)
+        assert least_cosine([answer.values for answer in answers], expected) >= 0.99999
+    finally:
+        model.engine.close()
+
+
+def test_appended_tokens_beyond_a_window_are_refused(tmp_path):
+    transformer = {"query_expansion": {"strategy": "min", "attend": False, "length": 26, "token": "[MASK]"}}
+    folder, _ = write(tmp_path, MODERN, transformer)
+    with pytest.raises(ModelLoadError, match=r"ModernBertModel: query_expansion of 26 tokens .* window of 25"):
+        serve(folder)
 
 
 async def test_models_that_pool_give_tokens_too(tmp_path):

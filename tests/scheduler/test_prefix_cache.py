@@ -63,3 +63,22 @@ def test_a_shared_query_counts_what_an_earlier_request_left():
                     scheduler.finish(sequence)
         assert [item.cached_tokens for item in items] == cached
     assert scheduler.blocks.num_used == 0
+
+
+def test_blocks_of_a_result_that_is_not_to_be_trusted_are_found_no_more():
+    scheduler = make(cached=True)
+    good, bad, third = prompt(12), prompt(20), prompt(20)
+    other = list(range(50, 59))
+    run_alone(scheduler, good)
+    run_alone(scheduler, Sequence(Task.GENERATE, list(other)))
+    scheduler.add([bad])
+    while bad.num_remaining:
+        scheduler.advance(scheduler.schedule())
+    assert bad.cached_tokens == 12  # so what it found may be what was wrong
+    scheduler.distrust(bad)
+    scheduler.finish(bad)
+    run_alone(scheduler, third)
+    assert third.cached_tokens == 0
+    assert len(scheduler.prefix_cache.match(other, len(other))[1]) == 2
+    assert scheduler.blocks.num_used == 0
+    assert scheduler.blocks.num_cached == len(scheduler.prefix_cache)

@@ -75,6 +75,14 @@ class Life(RuleBasedStateMachine):
             (scheduler.resume if resume else scheduler.pause)(streams[choice % len(streams)])
             self.world.check()
 
+    @rule(choice=st.integers(0, 10**6))
+    def not_finite(self, choice):
+        """A result that is not a number: its request ends, and nobody starts from its blocks."""
+        live = [sequence for sequence in self.world.live if sequence.blocks]
+        if live:
+            self.world.scheduler.distrust(live[choice % len(live)])
+            self.cancel(next(i for i, request in enumerate(self.requests) if live[choice % len(live)] in request))
+
     @rule(culprit=st.integers(0, 10**6), outcome=st.sampled_from(["cancel", "reset", "reset all"]))
     def step_that_fails(self, culprit, outcome):
         """Halves are run again until the culprit is alone; its request fails, or it is put back."""

@@ -15,6 +15,10 @@ def generate(**fields) -> generate_pb2.GenerateRequest:
     return generate_pb2.GenerateRequest(**{"text": "hi"} | fields)
 
 
+def logprobs(**fields) -> generate_pb2.GenerateRequest:
+    return generate(logprobs=generate_pb2.LogprobOptions(**fields))
+
+
 def chat(*messages: dict, **fields) -> generate_pb2.GenerateRequest:
     return generate(chat=generate_pb2.Chat(messages=messages, **fields))
 
@@ -59,7 +63,7 @@ BAD_GENERATE = [
         "token_ids.ids[1]",
         f"300000 is outside the vocabulary; allowed: 0 to {VOCAB - 1}",
     ),
-    (generate(text="a" * 70), "prompt", "has 71 tokens; allowed: at most 63"),
+    (generate(text="a" * 70), "prompt", "has 71 tokens; allowed: at most 63, so that one more fits the context of 64"),
     (generate(text="a" * 1001), "text", "has 1001 bytes; allowed: at most 1000"),
     (generate(text="é" * 501), "text", "has 1002 bytes"),
     (generate(token_ids=Ids(ids=[1] * 1001)), "token_ids.ids", "has 1001 entries; allowed: at most 1000"),
@@ -93,7 +97,42 @@ BAD_GENERATE = [
     ),
     (generate(logprobs=generate_pb2.LogprobOptions(top=21)), "logprobs.top", "21"),
     (generate(logprobs=generate_pb2.LogprobOptions(top=2)), "logprobs.top", "2 is of no use"),
+    (logprobs(prompt=True), "logprobs.prompt", "is of no use"),
+    (logprobs(token_ids=[1]), "logprobs.token_ids", "are of no use"),
+    (logprobs(enabled=True, token_ids=[1, VOCAB]), "logprobs.token_ids[1]", "vocabulary"),
+    (logprobs(enabled=True, token_ids=[1] * 65), "logprobs.token_ids", "has 65 entries; allowed: at most 64"),
+    (generate(chunk_tokens=0), "chunk_tokens", "0 is out of range; allowed: 1 to 1024"),
+    (generate(chunk_tokens=1025), "chunk_tokens", "1025"),
+    (chat({"role": "u"}, tools_json=["{}"] * 9), "chat.tools_json", "has 9 entries; allowed: at most 8"),
+    (chat({"role": "u"}, tools_json=['{"a": 1}', "[1]"]), "chat.tools_json[1]", "is a JSON list"),
+    (chat({"role": "u"}, tools_json=["{,}"]), "chat.tools_json[0]", "is not JSON"),
+    (chat({"role": "u"}, tools_json=['{"a": NaN}']), "chat.tools_json[0]", "NaN"),
+    (chat({"role": "u"}, tools_json=['{"a": 1e999}']), "chat.tools_json[0]", "is not JSON"),
+    (chat({"role": "u"}, tools_json=[r'{"a": "\ud800"}']), "chat.tools_json[0]", "is not JSON"),
+    (chat({"role": "u"}, tools_json=["x" * 1000]), "chat.messages", "has 1001 bytes"),
+    (chat({"role": "u", "fields_json": "7"}), "chat.messages[0].fields_json", "is a JSON int"),
+    (chat({"role": "u", "fields_json": '{"role": "v"}'}), "chat.messages[0].fields_json", "holds 'role'"),
+    (chat({"role": "u", "content": " "}, continue_final_message=True), "chat.messages[0].content", "is blank"),
+    (
+        chat({"role": "u", "content": "a"}, continue_final_message=True, add_generation_prompt=True),
+        "chat.add_generation_prompt",
+        "beside continue_final_message",
+    ),
+    (
+        chat({"role": "u"}, template_arguments={"mood": float("inf")}),
+        "chat.template_arguments",
+        "allowed: what JSON can say",
+    ),
     (generate(constraint=generate_pb2.Constraint()), "constraint", "names no kind"),
+    (generate(constraint={"regex": "(a"}), "constraint.regex", "unclosed group"),
+    (generate(constraint={"regex": "a" * 65537}), "constraint.regex", "has 65537 bytes; allowed: at most 65536"),
+    (generate(constraint={"regex": "a{0}"}), "constraint.regex", "no text conforms to it but the empty one"),
+    (generate(constraint={"regex": r"[^\s\S]"}), "constraint.regex", "no text conforms"),
+    (generate(constraint={"json_schema": "{"}), "constraint.json_schema", "is no JSON schema"),
+    (generate(constraint={"json_schema": "false"}), "constraint.json_schema", "is no JSON schema"),
+    (generate(constraint={"json_schema": '{"not": {}}'}), "constraint.json_schema", "not"),
+    (generate(constraint={"grammar": "start: other"}), "constraint.grammar", 'unknown name: "other"'),
+    (generate(constraint={"choice": {"options": ["x" * 40000] * 2}}), "constraint.choice.options", "80000 bytes"),
     (generate(request_id="x" * 257), "request_id", "257"),
 ]
 
@@ -169,10 +208,4 @@ BAD_SCORE = [
     (score(**PACKED, query=packed(*[1] * 64, 9, 2, 9)), "query.token_ids", "has 64 tokens; allowed: at most 63"),
     (score(**PACKED, query=packed(*[1] * 1000, 9)), "query.token_ids.ids", "has 1001 entries"),
     (score(items=[], delimiter_token_id=VOCAB, query=Input(token_ids=Ids(ids=[1]))), "delimiter_token_id", "vocab"),
-]
-
-
-UNSERVED = [
-    (generate(constraint=generate_pb2.Constraint(regex="a+")), "constraint.regex"),
-    (generate(logprobs=generate_pb2.LogprobOptions(prompt=True)), "logprobs.prompt"),
 ]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import stat
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +16,7 @@ from grpc_health.v1 import health_pb2
 from pyruntime.config import Share
 from pyruntime.lifecycle import ModelManager
 from pyruntime.registry import ModelRegistry
-from pyruntime.service.server_builder import RuntimeServer, build_server
+from pyruntime.service.server_builder import build_server
 from pyruntime.types import Capability, Task
 from pyruntime.v1 import admin_pb2, admin_pb2_grpc, embed_pb2, generate_pb2, model_pb2
 from tests.fakes import fake_model, play
@@ -48,7 +46,7 @@ async def operator(loader: Loader) -> AsyncIterator[Operator]:
     fake = fake_model("unused", {Capability.EMBED})
     async with (
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.admin.port}") as admin_channel,
+        grpc.aio.insecure_channel(server.admin.address) as admin_channel,
     ):
         yield Operator(Stack(registry, server, channel, fake, fake), admin_channel, manager)
         manager.stop()
@@ -93,8 +91,12 @@ async def test_load_serve_unload(operator: Operator, loader: Loader):
     assert loader.models["a"].engine.closed
     assert await operator.states() == {}
     assert (await operator.get("a")).code is grpc.StatusCode.NOT_FOUND
-    health = [await operator.health(name) for name in ("", "pyruntime.v1.EmbedService", "model/a")]
-    assert health == [NOT_SERVING, NOT_SERVING, UNKNOWN]
+    assert [await operator.health(name) for name in ("", "pyruntime.v1.EmbedService")] == [NOT_SERVING] * 2
+    gone = health_pb2.HealthCheckRequest(service="model/a")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await operator.stack.health.Check(gone)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert (await operator.stack.health.Watch(gone).read()).status == UNKNOWN
     await operator.load("a")
     assert await operator.health("model/a") == SERVING
 
@@ -217,6 +219,7 @@ async def test_a_request_that_outlasts_the_grace_is_counted(operator: Operator, 
         ("a", "/a", {"dtype": "int3"}, "options.dtype"),
         ("a", "/a", {"kv_cache_bytes": "lots"}, "options.kv_cache_bytes"),
         ("a", "/a", {"kv_cache_bytes": "96%"}, "options.kv_cache_bytes"),
+        ("a", "/a", {"kv_cache_bytes": "9" * 400}, "options.kv_cache_bytes"),
     ],
 )
 async def test_bad_loads_are_refused(operator: Operator, name: str, path: str, options: dict, field: str):
@@ -255,26 +258,32 @@ async def test_a_drain_ends_the_calls_of_the_operator(operator: Operator, loader
     assert (failure.code, failure.message) == (grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
 
 
+async def test_nothing_is_begun_while_draining(operator: Operator):
+    await operator.load("a")
+    operator.stack.registry.drain()
+    for call in (operator.load("b"), operator.unload("a")):
+        failure = await failure_of(call)
+        assert (failure.code, failure.message) == (grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
+    assert await operator.states() == {"a": "SERVING"}
+
+
+async def test_only_those_of_the_start_that_are_still_wanted_share_memory(operator: Operator, loader: Loader):
+    go_on = loader.hold("a")
+    operator.manager.load("a", "/a")
+    await loader.has_begun("a")
+    for name in "bcd":
+        operator.manager.load(name, "/a")
+    late = operator.load("late")
+    await operator.until("late", "LOADING")
+    await operator.unload("d")
+    go_on.set()
+    await operator.until("late", "SERVING")
+    await late
+    assert {name: shared for name, *_, shared in loader.calls} == {"a": 1, "b": 2, "c": 1, "late": None}
+
+
 async def test_clients_do_not_get_to_it(operator: Operator):
     stub = admin_pb2_grpc.AdminServiceStub(operator.stack.channel)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.ListModelStates(admin_pb2.ListModelStatesRequest())
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_it_is_off_without_an_address():
-    registry = ModelRegistry()
-    assert RuntimeServer(registry, SETTINGS, ModelManager(registry, SETTINGS, print)).admin is None
-
-
-async def test_a_unix_socket_is_for_its_owner_alone(loader: Loader, tmp_path: Path):
-    socket = tmp_path / "admin.sock"
-    settings = SETTINGS.model_copy(update={"admin_address": f"unix:{socket}"})
-    registry = ModelRegistry()
-    server = build_server(registry, settings, ModelManager(registry, settings, print))
-    await server.start()
-    assert stat.S_IMODE(socket.stat().st_mode) == 0o600
-    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
-        stub = admin_pb2_grpc.AdminServiceStub(channel)
-        assert list((await stub.ListModelStates(admin_pb2.ListModelStatesRequest())).models) == []
-    await server.drain(0)

@@ -56,7 +56,7 @@ async def operator() -> AsyncIterator[Operator]:
     fake = fake_model("unused", {Capability.EMBED})
     async with (
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
-        grpc.aio.insecure_channel(f"127.0.0.1:{server.admin.port}") as admin_channel,
+        grpc.aio.insecure_channel(server.admin.address) as admin_channel,
     ):
         yield Operator(Stack(registry, server, channel, fake, fake), admin_channel, manager)
         await server.drain(0)

@@ -50,8 +50,16 @@ async def test_console_script_shows_what_the_server_says(stack: Stack, capsys):
         assert await run(stack, *arguments) == 1
         assert "FAILED_PRECONDITION: no served model can" in capsys.readouterr().err
     assert await run(stack, "generate", "--max-new-tokens", "9", "--top-p", "2", "hi") == 1
-    assert "sampling.top_p: 2 is out of range" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("sampling.top_p: 2 is out of range") == 1
     assert await run(stack, "generate", "--max-new-tokens", "-1", "hi") == 2
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "soon"])
+def test_a_timeout_that_is_none_is_bad_usage(capsys, timeout):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["models", "--timeout", timeout])
+    assert stopped.value.code == 2
+    assert "--timeout" in capsys.readouterr().err
 
 
 async def test_many_lines_from_standard_input_go_in_parts_with_progress(stack: Stack, capsys, monkeypatch):

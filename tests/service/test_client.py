@@ -10,6 +10,7 @@ import pytest
 
 from pyruntime.client import ApiError, AsyncClient, Client, messages
 from pyruntime.types import PoolingType
+from pyruntime.v1 import generate_pb2
 from tests.fakes import BOS, FakeStream, play, vector_of
 from tests.service.conftest import Stack
 
@@ -130,6 +131,27 @@ def test_a_single_value_where_a_list_belongs_is_a_clear_error(build, says: str):
     with pytest.raises(TypeError) as caught:
         build()
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"json_schema": {"type": "null"}}, {"json_schema": '{"type": "null"}'}),
+        ({"json_schema": "{}"}, {"json_schema": "{}"}),
+        ({"regex": "a+"}, {"regex": "a+"}),
+        ({"grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),
+        ({"choice": ("a", "b")}, {"choice": {"options": ["a", "b"]}}),
+    ],
+)
+def test_a_constraint_is_an_option(options, expected):
+    assert messages.generate_request("x", "m", options).constraint == generate_pb2.Constraint(**expected)
+
+
+def test_constraints_exclude_each_other():
+    with pytest.raises(TypeError, match="one of grammar, regex at a time"):
+        messages.generate_request("x", "m", {"regex": "a", "grammar": "b"})
+    with pytest.raises(TypeError, match="a list of texts"):
+        messages.generate_request("x", "m", {"choice": "yes"})
 
 
 def test_one_stop_string_is_taken_as_one():

@@ -44,6 +44,9 @@ async def test_kinds(kinds: Stack):
             narrow = client.embed(texts, kind="per_token", dimensions=2)
             check_kinds(client.embed(texts, kind="sparse"), client.embed(texts, kind="per_token"), narrow)
             assert client.embed(texts).shape == (2, 12)
+            assert client.embed(texts, kind="DENSE").shape == (2, 12)
+            for writable in (narrow[0], next(client.embed_stream(texts))):
+                writable *= 2
             with pytest.raises(ValueError, match="EMBEDDING_KIND_WIDE"):
                 client.embed(texts, kind="wide")
 
@@ -133,6 +136,7 @@ async def test_errors_of_inputs_are_raised_or_returned(stack: Stack, kind):
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 async def test_what_ends_a_stream_is_raised(stack: Stack, kind):
+    stack.engine.block = True  # else an answer might come before grpc looks at the clock
     for inputs, options, code in (
         (["a"] * 8, {"model": "unknown"}, "NOT_FOUND"),
         (iter(["a"] * 100), {"dimensions": 99, "batch_size": 1}, "INVALID_ARGUMENT"),
@@ -144,6 +148,10 @@ async def test_what_ends_a_stream_is_raised(stack: Stack, kind):
     for inputs, options, error in (("abc", {}, TypeError), (["a"], {"batch_size": 0}, ValueError)):
         with pytest.raises(error):
             await results(stack, kind, inputs, **options)
+
+    for wrong in (b"abc", {5: 6}, 5, None):
+        with pytest.raises(TypeError, match="must be a list of token ids"):
+            await results(stack, kind, ["a", wrong])
 
     def torn() -> Iterator[str]:
         yield "a"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 
+import numpy as np
 import pytest
 
 from pyruntime.client import ApiError, AsyncClient, Client, cli, console, ranking
 from pyruntime.client.ranking import ClassifiedToken, RankedDocument
-from tests.fakes import BOS, EOS, vector_of
+from pyruntime.service.examples import example_requests
+from pyruntime.types import Capability
+from tests.fakes import BOS, EOS, fake_model, vector_of
 from tests.service.conftest import Stack
 from tests.service.rankers import classifier, serve, template_ranker
 
@@ -95,6 +98,18 @@ async def test_the_console_ranks_in_parts(served: Stack, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         cli.main(["rerank", "--top-n", "0", "q", "a"])
     assert "allowed: 1 or more" in capsys.readouterr().err
+
+
+async def test_labels_of_the_models_own(served: Stack, capsys):
+    serve(served, fake_model("head", {Capability.CLASSIFY, Capability.SCORE}, labels=LABELS))
+    expected = vector_of([BOS, *b"qqa"], 3)
+    async with AsyncClient(served.address) as client:
+        np.testing.assert_array_equal(await client.score("qq", ["a"], model="head"), [expected])
+    (line,) = await lines(served, capsys, "score", "--model", "head", "--json", "qq", "a")
+    assert json.loads(line)["scores"] == dict(zip(LABELS, expected.tolist(), strict=True))
+    assert await lines(served, capsys, "score", "qq", "a", "--model", "decoder", status=1) == []
+    served_model = served.registry.resolve("head", None)
+    assert all("labels" not in call for _, call in example_requests([served_model]))
 
 
 async def test_the_console_classifies(served: Stack, capsys, monkeypatch):

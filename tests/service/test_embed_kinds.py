@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import grpc
 import numpy as np
 import pytest
@@ -90,6 +92,25 @@ def test_an_empty_sparse_vector_is_an_answer_all_the_same():
     (payload,) = encode(EmbeddingKind.SPARSE, [empty], embed_pb2.ENCODING_FLOAT)
     result.sparse.ParseFromString(payload)
     assert result.WhichOneof("result") == "sparse"
+
+
+@pytest.mark.parametrize("kind", [SPARSE, PER_TOKEN])
+async def test_large_answers_are_written_off_the_event_loop(kinds: Stack, monkeypatch, kind):
+    """Those of texts that were computed once and are answered often as well."""
+    threads = []
+
+    def noted(*arguments):
+        threads.append(threading.current_thread().name)
+        return encode(*arguments)
+
+    monkeypatch.setattr("pyruntime.service.embed.encode", noted)
+    monkeypatch.setattr("pyruntime.service.embed._INLINE_BYTES", 100)
+    for inputs in ([Input(text="ab")], [Input(text="ab")] * 8):
+        answer = await kinds.embed.Embed(request(*inputs, kind=kind))
+        assert not any(result.HasField("error") for result in answer.results)
+    loop = threading.current_thread().name
+    assert threads[0] == loop
+    assert threads[1] != loop
 
 
 async def test_one_number_too_large_for_float16_is_that_inputs_error(kinds: Stack, monkeypatch):
@@ -211,8 +232,8 @@ async def late(stack: Stack, *inputs: Input, **fields) -> EmbedRequest:
     return model.engine.embedded[-1]
 
 
-def serve_late(stack: Stack, cuts: bool = True, attended: bool = True, length: int = 6, **facts: object) -> None:
-    expansion = QueryExpansion(MARK, length, cuts, attended)
+def serve_late(stack: Stack, cut_to: int | None = 6, attended: bool = True, length: int = 6, **facts: object) -> None:
+    expansion = QueryExpansion(MARK, length, cut_to, attended)
     facts = {
         "embedding_kinds": frozenset(EmbeddingKind),
         "query_expansion": expansion,
@@ -221,13 +242,15 @@ def serve_late(stack: Stack, cuts: bool = True, attended: bool = True, length: i
     serve(stack, "late", {Capability.EMBED}, **facts)
 
 
-@pytest.mark.parametrize("cuts", [True, False])
-async def test_queries_of_a_late_interaction_model(stack: Stack, cuts):
-    serve_late(stack, cuts, prompts={"query": "q "})
+@pytest.mark.parametrize("attended", [True, False])
+@pytest.mark.parametrize("cut_to", [6, 8, None])
+async def test_queries_of_a_late_interaction_model(stack: Stack, cut_to, attended):
+    serve_late(stack, cut_to, attended, prompts={"query": "q "})
     short, long = Input(text="a"), Input(text="abcdefg")
     job = await late(stack, short, long, prompt_name="query")
     whole = [BOS, *b"q abcdefg"]
-    assert (job.inputs, job.as_query) == ([[BOS, *b"q a", MARK, MARK], whole[:6] if cuts else whole], True)
+    assert (job.inputs, job.as_query) == ([[BOS, *b"q a", MARK, MARK], whole[:cut_to]], True)
+    assert job.unattended == (None if attended else [2, 0])
     for fields in ({}, {"prompt_name": "document"}, {"prompt": "q "}):
         job = await late(stack, short, **fields)
         assert (job.inputs, job.as_query) == ([[BOS, *fields.get("prompt", "").encode(), *b"a"]], False)
@@ -238,9 +261,15 @@ async def test_queries_of_a_late_interaction_model(stack: Stack, cuts):
     assert "known: document, query" in failure.message
 
 
-@pytest.mark.parametrize("facts", [{"attended": False}, {"length": 65}])
-async def test_queries_that_cannot_be_made_are_refused(stack: Stack, facts):
-    serve_late(stack, **facts)
+async def test_a_query_is_not_the_text_that_ends_in_its_marks(stack: Stack):
+    """The same tokens, but the others see the last ones."""
+    serve_late(stack, attended=False, prompts={"query": "q "})
+    job = await late(stack, Input(text="a"), Input(text="a<mark><mark>"), prompt_name="query")
+    assert (job.inputs, job.unattended) == ([[BOS, *b"q a", MARK, MARK]] * 2, [2, 0])
+
+
+async def test_queries_longer_than_the_context_are_refused(stack: Stack):
+    serve_late(stack, length=65)
     refused = request(model="late", kind=PER_TOKEN, prompt_name="query")
     failure = await failure_of(stack.embed.Embed(refused))
     assert (failure.code, failure.reason) == (Code.FAILED_PRECONDITION, "CAPABILITY_MISSING")

@@ -17,7 +17,6 @@ from tests.service.bad_requests import (
     BAD_GENERATE,
     BAD_SCORE,
     PACKED,
-    UNSERVED,
     A,
     Input,
     embed,
@@ -171,13 +170,6 @@ async def test_a_broken_engine_takes_its_model_out_of_service(stack: Stack):
     failure = await failure_of(stack.generate.Generate(generate(model="decoder")))
     assert failure.code is Code.FAILED_PRECONDITION
     assert failure.message == "model 'decoder' is not served: the engine of model decoder has failed"
-
-
-@pytest.mark.parametrize(("request_", "field"), UNSERVED)
-async def test_fields_not_served_yet_are_refused_by_name(stack: Stack, request_, field):
-    failure = await failure_of(stack.generate.Generate(request_))
-    assert (failure.code, failure.reason) == (Code.UNIMPLEMENTED, "NOT_IMPLEMENTED")
-    assert field in failure.message
 
 
 async def test_deadline_stops_the_work(stack: Stack):

@@ -103,6 +103,9 @@ def test_max_sim_and_its_groups(monkeypatch: pytest.MonkeyPatch):
     query, document = (generator.standard_normal((rows, 16)).astype(np.float32) for rows in (32, 500))
     exact = (query.astype(np.float64) @ document.astype(np.float64).T).max(axis=1).sum()
     assert max_sim(query, document) == pytest.approx(exact, rel=1e-6)
+    assert not np.isfinite(max_sim(query * np.float32(1e30), document * np.float32(1e30)))
+    monkeypatch.setattr(late_interaction, "GROUP_BYTES", 4 * 500 * 5)
+    assert max_sim(query, document) == pytest.approx(exact, rel=1e-6)
     monkeypatch.setattr(late_interaction, "GROUP_BYTES", 4 * 10 * 18)
     parts = list(groups([[1] * n for n in (4, 6, 1, 20, 3)], 2, 16))
     assert [[len(ids) for ids in part] for part in parts] == [[4, 6], [1], [20], [3]]
@@ -243,7 +246,7 @@ async def test_a_place_is_held_until_the_call_ends(ranking: Stack, model: str):
 
 @pytest.mark.parametrize(("query", "ids"), [("qq", b"?qq"), ("q" * 20, b"?qqqqqqqq")])
 async def test_a_query_is_lengthened_and_cut_as_its_model_says(ranking: Stack, query: str, ids: bytes):
-    expansion = QueryExpansion(token_id=7, length=10, cuts=True, attended=True)
+    expansion = QueryExpansion(token_id=7, length=10, cut_to=10, attended=True)
     model = late_interaction_ranker("longer", query_expansion=expansion)
     serve(ranking, model)
     await ranking.score.Rerank(request("longer", "a", query=query))

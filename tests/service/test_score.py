@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 import numpy as np
+import pytest
 
 from pyruntime.v1 import common_pb2, score_pb2
 from tests.fakes import BOS, POISON
@@ -50,6 +51,20 @@ async def test_packed_form_is_taken_apart(stack: Stack):
     assert (job.prefix, job.items) == ([1, 2], [[3], [4, 5]])
     assert [result.HasField("error") for result in answer.results] == [False, True, False]
     assert unpack(answer.results[1].error).violations == {"query.token_ids": "item 1 is empty"}
+
+
+async def test_packed_items_are_counted_before_they_are_taken_apart(stack: Stack, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pyruntime.service.score.read_packed_inputs", None)
+    query = Input(token_ids=Ids(ids=[1] + [9] * 10))
+    failure = await failure_of(stack.score.Score(request(query=query, delimiter_token_id=9)))
+    assert failure.violations == {"query.token_ids": "has 9 entries; allowed: 1 to 8"}
+
+
+async def test_a_query_behind_each_item_counts_before_it_is_copied(stack: Stack, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pyruntime.service.score_heads.MAX_SCORE_TOKENS", 8)
+    items = [Input(text="a"), Input(text="b"), Input(text=""), Input(text="cd")]
+    failure = await failure_of(stack.score.Score(request(*items, item_first=True)))
+    assert failure.violations == {"items": "in all they are 10 tokens; allowed: at most 8"}
 
 
 async def test_truncation_cuts_the_item(stack: Stack):

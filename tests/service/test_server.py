@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -163,6 +164,26 @@ async def test_a_lost_device_ends_the_process_after_health_has_said_so(load, cap
         watch.cancel()
     assert await asyncio.wait_for(running, 20) == server.DEVICE_LOST != 0
     assert "cuda:0: an illegal memory access" in caplog.text
+
+
+async def test_the_addresses_that_it_tells_can_be_connected_to(load, capsys):
+    load(lambda name: fake_model(name, {Capability.EMBED}))
+    settings = Settings(models={"m": "a"}, host="::1", port=0, admin_address="[::1]:0")
+    running = asyncio.create_task(server.serve(settings))
+    said = ""
+    for _ in range(1000):
+        said += capsys.readouterr().out
+        if "Try" in said:
+            break
+        await asyncio.sleep(0.01)
+    addresses = re.findall(r"^(?:SERVING|pyruntime.v1.AdminService) on (\S+?):? ?m?$", said, re.M)
+    assert len(set(addresses)) == 2, said
+    assert f"{addresses[0]} pyruntime.v1.EmbedService/Embed" in said
+    for address in addresses:
+        async with grpc.aio.insecure_channel(address) as channel:
+            await asyncio.wait_for(channel.channel_ready(), 10)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, 20) == 0
 
 
 async def test_with_an_admin_address_models_may_come_later(load, capsys):

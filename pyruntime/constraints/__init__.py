@@ -1,0 +1,1 @@
+"""Constraints on generated text: compiled within limits, then one matcher for each continuation. Knows no torch."""
