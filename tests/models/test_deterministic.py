@@ -11,7 +11,7 @@ from pyruntime.serving import load_served_model
 from pyruntime.types import EmbedRequest, GenerateRequest, PoolingType, SamplingParams, ScoreRequest, StopParams
 from tests.models.texts import prompt_ids
 
-ROUNDS = 6
+ROUNDS = 3
 
 
 @pytest.fixture(scope="module")
