@@ -24,6 +24,7 @@ from server_process import running_server  # noqa: E402
 from workload import make_workload  # noqa: E402
 
 SCENARIOS = {"mixed": pressure.mixed, "prefix": pressure.prefix, "overload": pressure.overload}
+SCENARIOS["queue_full"] = pressure.queue_full
 NAMES = (*SCENARIOS, "deterministic")
 
 
@@ -49,7 +50,9 @@ def main() -> None:
                 figures += _named("deterministic", asyncio.run(load.measure(address, make_workload(), 3)))
     options.output.write_text(json.dumps({"dtype": options.dtype, "figures": figures}, indent=1) + "\n")
     for figure in figures:
-        shown = (f"{key}={value:.4g}" if isinstance(value, float) else str(value) for key, value in figure.items())
+        shown = (
+            f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in figure.items()
+        )
         print(" ".join(shown))
 
 

@@ -6,6 +6,7 @@ request is handed to the engine (``Admission.enter``). Every method may be calle
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -30,6 +31,9 @@ TOKENS_PER_BYTE = 0.2
 TOKENS_PER_BYTE_RANGE = (1 / 16, 1.0)
 # A text may well have half as many tokens as the mean text of its length: only those are held against it.
 CERTAIN_SHARE = 0.5
+# Of the time that a deadline leaves, so much may go to the work that comes first; the rest is for tokenising, the event
+# loop and the way back. Without it a queue that is as long as the deadlines would end every request just too late.
+SHARE_FOR_QUEUE = 0.75
 # Texts shorter than this, in bytes, are mostly special tokens and say nothing about the tokenizer.
 TELLING_BYTES = 64
 LEARNING_RATE = 0.05
@@ -101,6 +105,7 @@ class Admission:
         self._num_open = 0
         self._num_estimated = 0
         self._queued: dict[Line, int] = {}
+        self._estimated: dict[Line, int] = {}
         self._num_queued = 0
         self._tokens_per_byte = TOKENS_PER_BYTE
         self._token_rate = Rate()
@@ -145,14 +150,14 @@ class Admission:
         """
         line = (task, priority)
         with self._lock:
+            estimate = num_ids + int(num_bytes * self._tokens_per_byte * CERTAIN_SHARE)
             self._check_deadline(line, deadline)
             if self._num_open >= self._max_requests:
                 limit = f"{self._max_requests} requests are open, the most that this server takes"
                 raise self._overloaded(limit, 1 + ROOM_ON_RETRY * self._max_requests, self._request_rate)
-            estimate = num_ids + int(num_bytes * self._tokens_per_byte * CERTAIN_SHARE)
             self._check_tokens(estimate)
             self._num_open += 1
-            self._num_estimated += estimate
+            self._expect(line, estimate)
             telling = num_bytes if num_ids == 0 and num_bytes >= TELLING_BYTES else 0
             return Ticket(self, line, estimate, telling, deadline)
 
@@ -163,9 +168,8 @@ class Admission:
         Raises as ``admit`` does.
         """
         with self._lock:
+            self._settle(ticket)
             self._check_deadline(ticket.line, ticket.deadline, least_tokens)
-            self._num_estimated -= ticket.estimate
-            ticket.estimate = 0
             self._check_tokens(num_tokens)
             if ticket.num_bytes:
                 low, high = TOKENS_PER_BYTE_RANGE
@@ -178,12 +182,8 @@ class Admission:
     def leave(self, line: Line, num_tokens: int) -> None:
         """So many tokens wait no more: they were computed, found in the prefix cache or given up."""
         with self._lock:
-            left = self._queued.get(line, 0) - num_tokens
             self._num_queued -= num_tokens
-            if left > 0:
-                self._queued[line] = left
-            else:  # priorities are the clients' to choose, so a line without tokens is forgotten
-                self._queued.pop(line, None)
+            _take(self._queued, line, num_tokens)
 
     def release(self, ticket: Ticket) -> None:
         """The request has ended."""
@@ -191,8 +191,7 @@ class Admission:
             if ticket.is_open:
                 ticket.is_open = False
                 self._num_open -= 1
-                self._num_estimated -= ticket.estimate
-                ticket.estimate = 0
+                self._settle(ticket)
 
     def note(self, num_tokens: int, num_requests: int, seconds: float, had_queue: bool) -> None:
         """A step of ``seconds``: queued tokens done with, requests ended. ``had_queue``: some tokens waited for it."""
@@ -202,6 +201,16 @@ class Admission:
                 self._token_rate.note(num_tokens, seconds)
 
     # -- under the lock ---------------------------------------------------------------------------
+
+    def _expect(self, line: Line, num_tokens: int) -> None:
+        self._num_estimated += num_tokens
+        self._estimated[line] = self._estimated.get(line, 0) + num_tokens
+
+    def _settle(self, ticket: Ticket) -> None:
+        """The ticket's estimate counts no more."""
+        self._num_estimated -= ticket.estimate
+        _take(self._estimated, ticket.line, ticket.estimate)
+        ticket.estimate = 0
 
     def _check_tokens(self, num_tokens: int) -> None:
         waiting = self._num_queued + self._num_estimated
@@ -221,8 +230,9 @@ class Admission:
         if rate is None:
             return
         task, priority = line
-        ahead = sum(n for (other, rank), n in self._queued.items() if other is task and rank >= priority)
-        if (ahead + least_tokens) / rate > remaining:
+        lines = itertools.chain(self._queued.items(), self._estimated.items())
+        ahead = sum(n for (other, rank), n in lines if other is task and rank >= priority)
+        if (ahead + least_tokens) / rate > remaining * SHARE_FOR_QUEUE:
             work = f"{ahead + least_tokens} tokens come first, at {rate:.0f} a second"
             raise DeadlinePassed(f"the deadline in {remaining:.3f} s cannot be met: {work}")
 
@@ -231,3 +241,12 @@ class Admission:
         low, high = RETRY_RANGE_S
         wait = UNKNOWN_RETRY_S if per_s is None else min(max(amount / per_s, low), high)
         return Overloaded(f"model {self._name}: {problem}", retry_after_s=wait)
+
+
+def _take(counts: dict[Line, int], line: Line, num_tokens: int) -> None:
+    """Priorities are the clients' to choose, so a line without tokens is forgotten."""
+    left = counts.get(line, 0) - num_tokens
+    if left > 0:
+        counts[line] = left
+    else:
+        counts.pop(line, None)

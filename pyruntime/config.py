@@ -139,6 +139,9 @@ class Settings(BaseModel):
     deterministic: bool = Field(False, description="same bits whatever shares the batch; slower on long prompts")
     max_batch_tokens: int = Field(2048, ge=1, le=2**20, description="most tokens in one forward step")
     max_prompt_tokens_beside: int = Field(256, ge=1, le=2**20, description="of them for prompts while streams run")
+    max_pause_factor: float = Field(
+        3.0, ge=0, le=1000, description="longest step beside streams, in usual ones; 0: any"
+    )
     max_running_sequences: int = Field(256, ge=1, le=2**16, description="most sequences in the batch at once")
     max_queue_requests: int = Field(1024, ge=1, le=2**20, description="waiting requests past which one is refused")
     max_queue_tokens: int = Field(

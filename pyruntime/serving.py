@@ -116,6 +116,7 @@ def _scheduler(loaded: LoadedModel, cache: KVCache | None, settings: Settings) -
         settings.max_running_sequences,
         settings.max_prompt_tokens_beside,
         PrefixCache(blocks) if blocks is not None and settings.prefix_cache else None,
+        max_pause_factor=settings.max_pause_factor,
         priority_ageing_s=settings.priority_ageing_s,
         task_shares=settings.task_shares,
         # Blocks are let go only where no layer looks further back; the widest window then decides.

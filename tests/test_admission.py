@@ -137,16 +137,16 @@ def test_what_a_refusal_says_is_bounded(admission, rate, bound):
 def test_a_deadline_is_held_against_what_is_sure_to_come_first(admission, clock):
     queue(admission, 400)
     work(admission, tokens_per_s=100)
-    with pytest.raises(DeadlinePassed, match=r"in 3.900 s cannot be met: 400 tokens come first, at 100 a second"):
-        admission.admit(Task.EMBED, deadline=clock.now + 3.9)
+    with pytest.raises(DeadlinePassed, match=r"in 5.300 s cannot be met: 400 tokens come first, at 100 a second"):
+        admission.admit(Task.EMBED, deadline=clock.now + 5.3)
     for task, priority, deadline in [
-        (Task.EMBED, 0, 4.1),  # enough time
+        (Task.EMBED, 0, 5.4),  # enough time: three quarters of it
         (Task.EMBED, 1, 0.1),  # goes before them
         (Task.SCORE, 0, 0.1),  # has a share of its own
     ]:
         admission.admit(task, priority, deadline=clock.now + deadline).release()
     with pytest.raises(DeadlinePassed):
-        admission.admit(Task.EMBED, -1, deadline=clock.now + 3.9)
+        admission.admit(Task.EMBED, -1, deadline=clock.now + 5.3)
 
 
 def test_a_request_counts_its_own_tokens_only_when_no_cache_can_hold_them(admission, clock):
@@ -187,3 +187,10 @@ def test_a_rate_follows_a_change_and_ignores_idle_time():
     for _ in range(int(WINDOW_S * 50)):
         rate.note(1, 0.1)
     assert rate.per_s == pytest.approx(10, rel=0.1)
+
+
+def test_texts_that_are_still_being_tokenised_come_first_too(admission, clock):
+    work(admission, tokens_per_s=100)
+    with admission.admit(Task.EMBED, num_ids=400), pytest.raises(DeadlinePassed, match="400 tokens come first"):
+        admission.admit(Task.EMBED, deadline=clock.now + 5.3)
+    admission.admit(Task.EMBED, deadline=clock.now + 0.1).release()
