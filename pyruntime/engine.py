@@ -14,7 +14,7 @@ from typing import Any
 
 from pyruntime.admission import Admission, Ticket
 from pyruntime.errors import InvalidField, PyruntimeError
-from pyruntime.gate import FairLock
+from pyruntime.gate import Gate, Inline
 from pyruntime.jobs.base import Job
 from pyruntime.jobs.batch import ClassifyJob, EmbedJob, ScoreJob
 from pyruntime.jobs.generate import BUFFER_TOKENS, GenerateJob, TokenStream
@@ -64,8 +64,8 @@ class Engine:
     """Serves one model. Methods may be called from any thread that runs an event loop.
 
     ``max_queue_requests``, ``max_queue_tokens``: as in ``Admission``. ``stream_buffer_tokens``: as in ``GenerateJob``.
-    ``compute_gate``: a lock shared by the engines of one device, so that two models' steps take turns
-    instead of fighting for the same cores. ``fatal``: whether an error of a step means that the device is lost.
+    ``compute_gate``: shared by the engines of one device, so that two models' steps take turns instead of fighting
+    for the same cores. ``fatal``: whether an error of a step means that the device is lost.
 
     Each request takes a ``ticket`` of ``admit``, or only a ``deadline`` on the clock of ``time.monotonic``. Any of
     them raises ``Overloaded``, ``DeadlinePassed`` or ``NotReady`` when the request cannot come in, ``InvalidField``
@@ -83,7 +83,7 @@ class Engine:
         max_queue_requests: int = 1024,
         max_queue_tokens: int = MAX_QUEUE_TOKENS,
         stream_buffer_tokens: int = BUFFER_TOKENS,
-        compute_gate: Any = None,
+        compute_gate: Gate | None = None,
         fatal: Callable[[BaseException], bool] = is_fatal,
     ) -> None:
         self.info = info
@@ -95,7 +95,7 @@ class Engine:
         self.on_failed: Callable[[str], None] | None = None
         self.on_device_lost: Callable[[str], None] | None = None
         self._admission = Admission(info.name, max_queue_requests, max_queue_tokens)
-        self._steps = StepRunner(builder, runner, heads, compute_gate or FairLock(), fatal)
+        self._steps = StepRunner(builder, runner, heads, compute_gate or Inline(), fatal)
         tell = (lambda reason: _tell(self.on_failed, reason)), (lambda reason: _tell(self.on_device_lost, reason))
         self._loop = StepLoop(info, scheduler, self._steps, self._admission, *tell)
 

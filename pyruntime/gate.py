@@ -1,44 +1,61 @@
-"""A first-come-first-served lock: engines that share a device take turns, step by step."""
+"""Where the steps of a device run: on one thread, in the order in which its engines ask."""
 
 from __future__ import annotations
 
 import functools
+import queue
 import threading
-from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
-class FairLock:
-    """As ``threading.Lock``, but a thread that releases and asks again goes behind those who wait.
+class Gate(Protocol):
+    """Runs a step's work when its turn has come, and gives back what it returns or raises what it raises."""
 
-    A plain lock may be taken again by the thread that just let it go, so one busy model would
-    shut the others of the same device out.
+    def run(self, work: Callable[[], T]) -> T: ...
+
+
+class Inline:
+    """For an engine that has its device to itself: the work runs where it is asked for."""
+
+    def run(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+class DeviceThread:
+    """First come, first served, whichever thread asks: a busy engine goes behind those that wait.
+
+    One thread and not a lock: OpenMP makes a team of threads for each thread that computes, and as soon as the teams
+    have more threads than there are cores, their members sleep between parallel parts instead of spinning. That alone
+    made a step of 96 rows twice as long on two cores (docs/performance.md).
     """
 
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._waiting: deque[threading.Lock] = deque()
-        self._held = False
+    def __init__(self, name: str) -> None:
+        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        # A daemon: a device that hangs must not hold up the end of the process.
+        threading.Thread(target=self._run, name=f"device-{name}", daemon=True).start()
 
-    def __enter__(self) -> FairLock:
-        with self._mutex:
-            if not self._held:
-                self._held = True
-                return self
-            turn = threading.Lock()
-            turn.acquire()
-            self._waiting.append(turn)
-        turn.acquire()
-        return self
+    def run(self, work: Callable[[], T]) -> T:
+        answer: Future[T] = Future()
+        self._asked.put((work, answer))
+        return answer.result()
 
-    def __exit__(self, *_: object) -> None:
-        with self._mutex:
-            if self._waiting:
-                self._waiting.popleft().release()  # the lock passes on, it is never free in between
-            else:
-                self._held = False
+    def _run(self) -> None:
+        while True:
+            self._run_one(*self._asked.get())  # a call of its own, so that nothing of a step outlives it
+
+    @staticmethod
+    def _run_one(work: Callable[[], Any], answer: Future[Any]) -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as error:  # whoever asked decides what it means
+            answer.set_exception(error)
 
 
 @functools.cache
-def device_gate(device: str) -> FairLock:
-    """The lock that all engines of one device share."""
-    return FairLock()
+def device_gate(device: str) -> DeviceThread:
+    """The gate that all engines of one device share."""
+    return DeviceThread(device)

@@ -150,8 +150,11 @@ class ModelManager:
     def _run(self) -> None:
         while (load := self._queue.get()) is not None:
             if load.done.set_running_or_notify_cancel():
+                # A thread each: with its end go the OpenMP threads that computed for it (see DeviceThread).
+                thread = threading.Thread(target=self._load, args=(load,), name=f"load-{load.name}", daemon=True)
                 try:
-                    self._load(load)
+                    thread.start()
+                    thread.join()
                 finally:
                     load.done.set_result(None)
 

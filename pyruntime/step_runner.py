@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pyruntime.gate import Gate
 from pyruntime.scheduler.plan import StepPlan
 from pyruntime.scheduler.sequence import Sequence
 from pyruntime.types import ForwardBatch, Task
@@ -60,7 +61,7 @@ class Outcome:
 
 
 class StepRunner:
-    """Builder, runner and heads of one model, behind the lock that its device's models take turns at.
+    """Builder, runner and heads of one model, behind the gate at which its device's models take turns.
 
     Running a part of a plan again is harmless: it writes the
     same keys and values to the same places, and a draw depends on nothing that an earlier run has changed.
@@ -71,7 +72,7 @@ class StepRunner:
         builder: BatchMaker,
         runner: Runner,
         heads: HeadSet,
-        gate: Any,
+        gate: Gate,
         fatal: Callable[[BaseException], bool] = is_fatal,
     ) -> None:
         self._builder = builder
@@ -111,14 +112,17 @@ class StepRunner:
         # Rows of earlier chunks, which the heads add to and use up as they read.
         partial = [(s, list(s.partial_hidden)) for s, _ in plan.entries if s.task is not Task.GENERATE]
         try:
-            with self._gate:
-                self._began_at = time.monotonic()
-                batch = self._builder.build(plan)
-                outputs = self._heads.read(self._runner.forward(batch), batch)
+            batch, outputs = self._gate.run(lambda: self._compute(plan))
         except Exception:
             for sequence, rows in partial:
                 sequence.partial_hidden = rows
             raise
+        return list(zip((row.sequence for row in batch.rows if row.reads), outputs, strict=True))
+
+    def _compute(self, plan: StepPlan) -> tuple[ForwardBatch, list[Any]]:
+        self._began_at = time.monotonic()
+        try:
+            batch = self._builder.build(plan)
+            return batch, self._heads.read(self._runner.forward(batch), batch)
         finally:
             self._began_at = None
-        return list(zip((row.sequence for row in batch.rows if row.reads), outputs, strict=True))

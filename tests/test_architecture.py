@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "constraints": {"tokenization"},
     "admission": set(),
     "deadlines": {"jobs"},
-    "step_runner": {"scheduler"},
+    "step_runner": {"scheduler", "gate"},
     "step_loop": {"admission", "deadlines", "step_runner", "scheduler", "jobs"},
     "engine": {"admission", "step_loop", "step_runner", "scheduler", "jobs", "gate"},
     "rerank_template": {"tokenization"},

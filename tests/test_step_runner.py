@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pyruntime.gate import FairLock
+from pyruntime.gate import DeviceThread
 from pyruntime.scheduler.plan import StepPlan
 from pyruntime.scheduler.sequence import Sequence, State
 from pyruntime.step_runner import MAX_RERUNS, DeviceLost, StepRunner, is_fatal
@@ -47,10 +47,11 @@ def plan_of(*owned):
 
 
 def run(model, plan, **options):
-    gate = FairLock()
-    outcome = StepRunner(model, model, model, gate, **options).run(plan)
-    with gate:  # it was given back, whatever happened
-        return outcome
+    gate = DeviceThread("test")
+    try:
+        return StepRunner(model, model, model, gate, **options).run(plan)
+    finally:
+        assert gate.run(lambda: "its turn is over, whatever happened")
 
 
 def tokens_of(outcome):
