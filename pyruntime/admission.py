@@ -32,7 +32,8 @@ TOKENS_PER_BYTE_RANGE = (1 / 16, 1.0)
 # A text may well have half as many tokens as the mean text of its length: only those are held against it.
 CERTAIN_SHARE = 0.5
 # Of the time that a deadline leaves, so much may go to the work that comes first; the rest is for tokenising, the event
-# loop and the way back. Without it a queue that is as long as the deadlines would end every request just too late.
+# loop and the way back. Without it a queue that is as long as the deadlines would end every request just too late. A
+# request that has been tokenised is refused only if all of its time is too little: its tokenising would be wasted.
 SHARE_FOR_QUEUE = 0.75
 # Texts shorter than this, in bytes, are mostly special tokens and say nothing about the tokenizer.
 TELLING_BYTES = 64
@@ -151,7 +152,7 @@ class Admission:
         line = (task, priority)
         with self._lock:
             estimate = num_ids + int(num_bytes * self._tokens_per_byte * CERTAIN_SHARE)
-            self._check_deadline(line, deadline)
+            self._check_deadline(line, deadline, share=SHARE_FOR_QUEUE)
             if self._num_open >= self._max_requests:
                 limit = f"{self._max_requests} requests are open, the most that this server takes"
                 raise self._overloaded(limit, 1 + ROOM_ON_RETRY * self._max_requests, self._request_rate)
@@ -219,7 +220,7 @@ class Admission:
             limit = f"{waiting} tokens wait; allowed with this request's {num_tokens}: {self._max_tokens}"
             raise self._overloaded(limit, min(waiting, excess + ROOM_ON_RETRY * self._max_tokens), self._token_rate)
 
-    def _check_deadline(self, line: Line, deadline: float | None, least_tokens: int = 0) -> None:
+    def _check_deadline(self, line: Line, deadline: float | None, least_tokens: int = 0, share: float = 1.0) -> None:
         """Counts only what is sure to go first, and nothing while the rate is a guess."""
         if deadline is None:
             return
@@ -232,7 +233,7 @@ class Admission:
         task, priority = line
         lines = itertools.chain(self._queued.items(), self._estimated.items())
         ahead = sum(n for (other, rank), n in lines if other is task and rank >= priority)
-        if (ahead + least_tokens) / rate > remaining * SHARE_FOR_QUEUE:
+        if (ahead + least_tokens) / rate > remaining * share:
             work = f"{ahead + least_tokens} tokens come first, at {rate:.0f} a second"
             raise DeadlinePassed(f"the deadline in {remaining:.3f} s cannot be met: {work}")
 

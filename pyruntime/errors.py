@@ -69,12 +69,6 @@ class ModelFailed(PyruntimeError):
     reason = "MODEL_FAILED"
 
 
-class NotImplementedYet(PyruntimeError):
-    """The contract has the field or method, this build does not serve it yet."""
-
-    reason = "NOT_IMPLEMENTED"
-
-
 class Overloaded(PyruntimeError):
     """The queue is full. ``retry_after_s`` is when a retry is likely to be accepted, in seconds."""
 

@@ -149,6 +149,16 @@ def test_a_deadline_is_held_against_what_is_sure_to_come_first(admission, clock)
         admission.admit(Task.EMBED, -1, deadline=clock.now + 5.3)
 
 
+def test_what_has_been_tokenised_is_refused_only_when_all_of_its_time_is_too_little(admission, clock):
+    queue(admission, 400)
+    work(admission, tokens_per_s=100)
+    tickets = [admission.admit(Task.EMBED, deadline=clock.now + 5.4) for _ in range(2)]
+    queue(admission, 100)
+    admission.enter(tickets[0], 60)
+    with pytest.raises(DeadlinePassed, match="560 tokens come first"):
+        admission.enter(tickets[1], 10)
+
+
 def test_a_request_counts_its_own_tokens_only_when_no_cache_can_hold_them(admission, clock):
     work(admission, tokens_per_s=100)
     ticket = admission.admit(Task.GENERATE, deadline=clock.now + 1)

@@ -28,7 +28,6 @@ _CODES: dict[type[errors.PyruntimeError], grpc.StatusCode] = {
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.CapabilityMissing: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelFailed: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.NotImplementedYet: grpc.StatusCode.UNIMPLEMENTED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.ResponseTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.NotReady: grpc.StatusCode.UNAVAILABLE,
