@@ -106,20 +106,12 @@ class ScoreJob(BatchJob):
         total = sum(len(item) for item in request.items)
         if total > MAX_SCORE_TOKENS:
             raise InvalidField("items", f"in all they are {total} tokens; allowed: at most {MAX_SCORE_TOKENS}")
-        shared = len(request.items) > 1 and len(request.prefix) > 0
-        prefix = Sequence(Task.SCORE, list(request.prefix), request, -1, request.priority, is_prefix=True)
         items = [
-            Sequence(
-                Task.SCORE,
-                SharedTokens(request.prefix, list(item)),
-                request,
-                index,
-                request.priority,
-                parent=prefix if shared else None,
-            )
+            Sequence(Task.SCORE, SharedTokens(request.prefix, list(item)), request, index, request.priority)
             for index, item in enumerate(request.items)
         ]
-        super().__init__([prefix, *items] if shared else items, len(items))
+        shared = len(items) > 1 and len(request.prefix) > 0
+        super().__init__(_behind_prefix(items, items, request.prefix) if shared else items, len(items))
 
     def _result(self, sequence: Sequence, output: Any) -> ScoreResult:
         error = ComputeFault("the scores are not finite") if output is None else None
@@ -148,7 +140,6 @@ class ClassifyJob(BatchJob):
         shared = shares_prefix and reuses and len(request.inputs) > 1 and len(request.prefix) > 0
         tokens = [SharedTokens(request.prefix, list(ids)) for ids in request.inputs]
         from_cache = [reuses and each[-1] != ignored_tail_id for each in tokens]
-        prefix = Sequence(Task.CLASSIFY, list(request.prefix), request, -1, request.priority, is_prefix=True)
         inputs = [
             Sequence(
                 Task.CLASSIFY,
@@ -156,14 +147,23 @@ class ClassifyJob(BatchJob):
                 request,
                 index,
                 request.priority,
-                parent=prefix if shared and from_cache[index] else None,
                 token_type_ids=kinds,
                 reuses_prefix=from_cache[index],
             )
             for index, (ids, kinds) in enumerate(zip(tokens, types, strict=True))
         ]
-        super().__init__([prefix, *inputs] if shared else inputs, len(inputs))
+        forking = [each for each in inputs if each.reuses_prefix]
+        super().__init__(_behind_prefix(inputs, forking, request.prefix) if shared else inputs, len(inputs))
 
     def _result(self, sequence: Sequence, output: Any) -> ClassifyResult:
         error = ComputeFault("the scores are not finite") if output is None else None
         return ClassifyResult(output, sequence.num_prompt, sequence.cached_tokens, error)
+
+
+def _behind_prefix(sequences: list[Sequence], forking: list[Sequence], prefix: list[int]) -> list[Sequence]:
+    """``sequences`` of one request behind one that computes the ``prefix`` from which the ``forking`` ones start."""
+    first = sequences[0]
+    parent = Sequence(first.task, list(prefix), first.payload, -1, first.priority, is_prefix=True)
+    for sequence in forking:
+        sequence.parent = parent
+    return [parent, *sequences]

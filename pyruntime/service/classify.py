@@ -12,11 +12,11 @@ from pyruntime.registry import ServedModel
 from pyruntime.service.convert import Stopwatch, usage
 from pyruntime.service.distinct import distinct
 from pyruntime.service.inputs import Reading, TokenLimit, read_inputs, size_of
-from pyruntime.service.pairs import Encoded, SecondLimit, num_ids, read_pairs
+from pyruntime.service.pairs import Encoded, SecondLimit, classify_request, num_ids, read_pairs
 from pyruntime.service.room import ServiceRoom, measure, refuse_if_all_failed
 from pyruntime.service.status import to_status
 from pyruntime.service.validate import check_count, check_enum, check_request_id, optional
-from pyruntime.types import Capability, ClassifyRequest, ClassifyResult, Task
+from pyruntime.types import Capability, ClassifyResult, Task
 from pyruntime.v1 import common_pb2, score_pb2
 
 MOST = 2**32 - 1
@@ -33,18 +33,8 @@ async def classify(
         encoded = await _read(room, model, request)
         work = await room.workers.run(num_ids(encoded), distinct, encoded, Encoded.key)
         watch.tokenized()
-        types = [each.types or [0] * len(each.ids) for each in work.inputs]
-        answers, step = await model.engine.classify(
-            ClassifyRequest(
-                inputs=[each.ids for each in work.inputs],
-                raw=request.raw_scores,
-                token_type_ids=types if any(each.types for each in work.inputs) else None,
-                priority=request.priority,
-                request_id=request.request_id,
-            ),
-            ticket=ticket,
-        )
-        outcomes = [_outcome(each) for each in work.spread(answers)]
+        answers, step = await model.engine.classify(classify_request(work.inputs, request), ticket=ticket)
+        outcomes = work.spread(answers)
         refuse_if_all_failed(outcomes)
         most = min(optional(request, "top_k", MOST), len(model.info.labels))
         num_rows = num_ids(encoded) if model.info.classifies_tokens else len(outcomes)
@@ -79,12 +69,6 @@ async def _read(
     reading = Reading("inputs", room.input_limits, token_limit=token_limit)
     read = await read_inputs(room.workers, model, request.inputs, reading)
     return [each if isinstance(each, InvalidField) else Encoded(each) for each in read]
-
-
-def _outcome(answer: ClassifyResult | PyruntimeError) -> ClassifyResult | PyruntimeError:
-    if isinstance(answer, ClassifyResult) and answer.error is not None:
-        return answer.error
-    return answer
 
 
 def _good(outcomes: list[ClassifyResult | PyruntimeError]) -> list[Any]:

@@ -21,7 +21,7 @@ class Distinct(Generic[T]):
     places: list[int | InvalidField]
 
     def spread(self, answers: Sequence[R]) -> list[R | PyruntimeError]:
-        """One outcome an input of the request, from one answer for each of ``inputs``.
+        """One outcome an input of the request, from one answer for each of ``inputs``: the answer, or its ``error``.
 
         Nothing was computed for an input that came before: all its tokens count as cached.
         """
@@ -32,6 +32,8 @@ class Distinct(Generic[T]):
                 outcomes.append(place)
                 continue
             answer: Any = answers[place]
+            if not isinstance(answer, PyruntimeError):
+                answer = answer.error or answer
             if place in seen and not isinstance(answer, PyruntimeError):
                 answer = replace(answer, cached_tokens=answer.prompt_tokens)
             outcomes.append(answer)

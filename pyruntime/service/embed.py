@@ -16,6 +16,7 @@ from pyruntime.service.embed_stream import in_order, until_draining, when_admitt
 from pyruntime.service.embed_vectors import encode
 from pyruntime.service.room import ServiceRoom, refuse_if_all_failed
 from pyruntime.service.status import to_status
+from pyruntime.service.validate import check_message_size
 from pyruntime.types import EmbeddingKind, EmbedResult, StepTiming, Task
 from pyruntime.v1 import embed_pb2, embed_pb2_grpc
 
@@ -58,7 +59,7 @@ class EmbedServicer(embed_pb2_grpc.EmbedServiceServicer):
         try:
             response = await self._answer(request, plan, context, watch, may_fail_whole=False)
             if plan.kind is EmbeddingKind.SPARSE:  # the size of the others was known before they were computed
-                self._check_size(response)
+                check_message_size(response, self._room.settings.max_message_bytes)
         except _OF_THE_INPUTS as error:
             response = _response(plan, [error] * len(request.inputs), may_fail_whole=False)
             response.timing.CopyFrom(watch.timing(StepTiming(0.0, 0.0)))
@@ -90,11 +91,6 @@ class EmbedServicer(embed_pb2_grpc.EmbedServiceServicer):
         response.timing.CopyFrom(watch.timing(step))
         return response
 
-    def _check_size(self, response: embed_pb2.EmbedResponse) -> None:
-        size, most = response.ByteSize(), self._room.settings.max_message_bytes
-        if size > most:
-            raise ResponseTooLarge(f"the response has {size} bytes; allowed: at most {most} (max_message_bytes)")
-
 
 def _values(outcomes: Sequence[EmbedResult | PyruntimeError]) -> list[Any]:
     """What there is to encode."""
@@ -105,15 +101,14 @@ def _response(
     plan: EmbedPlan, outcomes: Sequence[EmbedResult | PyruntimeError], may_fail_whole: bool
 ) -> embed_pb2.EmbedResponse:
     """All of it but the timing. ``may_fail_whole``: raises when there is nothing but errors."""
-    checked = [each.error or each if isinstance(each, EmbedResult) else each for each in outcomes]
-    good = [each for each in checked if isinstance(each, EmbedResult)]
+    good = [each for each in outcomes if isinstance(each, EmbedResult)]
     payloads = iter(encode(plan.kind, [each.values for each in good], plan.encoding))
-    encoded = [next(payloads) if isinstance(each, EmbedResult) else each for each in checked]
+    encoded = [next(payloads) if isinstance(each, EmbedResult) else each for each in outcomes]
     if may_fail_whole:
         refuse_if_all_failed(encoded)
     response = embed_pb2.EmbedResponse(model=plan.model.info.name)
     answered = []
-    for index, (outcome, payload) in enumerate(zip(checked, encoded, strict=True)):
+    for index, (outcome, payload) in enumerate(zip(outcomes, encoded, strict=True)):
         result = response.results.add(index=index)
         if isinstance(payload, PyruntimeError):
             result.error.CopyFrom(to_status(payload))

@@ -9,9 +9,10 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from pyruntime.errors import DeadlinePassed, NotReady, ResponseTooLarge
+from pyruntime.errors import DeadlinePassed, NotReady
 from pyruntime.registry import DRAINING_RETRY_S
 from pyruntime.service.status import DETAILS_KEY, code_of, to_status
+from pyruntime.service.validate import check_message_size
 
 T = TypeVar("T")
 
@@ -103,20 +104,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     async def _answer(self, method: Callable[..., Awaitable[Any]], request: Any, context: Any) -> Any:
         response = await method(request, context)
-        self._check_size(response)
+        check_message_size(response, self._max_message_bytes)
         return response
 
     async def _write(self, method: Callable[..., AsyncGenerator[Any, None]], request: Any, context: Any) -> None:
         async with contextlib.aclosing(method(request, context)) as messages:
             async for message in messages:
-                self._check_size(message)
+                check_message_size(message, self._max_message_bytes)
                 await context.write(message)
-
-    def _check_size(self, message: Any) -> None:
-        """Here, since grpc would log a traceback for each message that it refuses to send."""
-        if (size := message.ByteSize()) > self._max_message_bytes:
-            limit = f"this server's messages have at most {self._max_message_bytes} (max_message_bytes)"
-            raise ResponseTooLarge(f"the response has {size} bytes; {limit}")
 
     async def _guard(self, context: grpc.aio.ServicerContext, work: Coroutine[Any, Any, T]) -> T:
         """``work`` as one running call, its errors as the call's status."""

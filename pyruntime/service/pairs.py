@@ -10,7 +10,8 @@ from pyruntime.registry import ServedModel
 from pyruntime.service.inputs import InputLimits, Reading, read_inputs
 from pyruntime.service.workers import TextWorkers
 from pyruntime.tokenization import PairFrame
-from pyruntime.v1 import common_pb2
+from pyruntime.types import ClassifyRequest
+from pyruntime.v1 import common_pb2, score_pb2
 
 Ids = list[int] | InvalidField
 
@@ -133,3 +134,17 @@ def room_behind(model: ServedModel, frame: PairFrame, first: list[int], field: s
         problem = f"has {len(first)} tokens; allowed: at most {most} {beside}, so that the other text has room"
         raise InvalidField(field, problem)
     return most + 1 - len(first)
+
+
+def classify_request(
+    inputs: Sequence[Encoded], request: score_pb2.ClassifyRequest | score_pb2.RerankRequest
+) -> ClassifyRequest:
+    """For the engine, of texts or pairs that are put together."""
+    types = [each.types or [0] * len(each.ids) for each in inputs]
+    return ClassifyRequest(
+        inputs=[each.ids for each in inputs],
+        raw=request.raw_scores,
+        token_type_ids=types if any(each.types for each in inputs) else None,
+        priority=request.priority,
+        request_id=request.request_id,
+    )

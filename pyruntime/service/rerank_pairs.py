@@ -8,11 +8,11 @@ from pyruntime.errors import CapabilityMissing, InvalidField, PyruntimeError
 from pyruntime.registry import ServedModel
 from pyruntime.service.convert import Stopwatch
 from pyruntime.service.distinct import distinct
-from pyruntime.service.pairs import Encoded, Ids, join, num_ids, room_behind
+from pyruntime.service.pairs import Encoded, Ids, classify_request, join, num_ids, room_behind
 from pyruntime.service.rerank_job import Outcomes, Ranked, RankJob
 from pyruntime.service.score_heads import check_total_tokens
 from pyruntime.tokenization import PairFrame
-from pyruntime.types import ClassifyRequest, ClassifyResult
+from pyruntime.types import ClassifyResult
 
 if TYPE_CHECKING:
     from pyruntime.admission import Ticket
@@ -23,17 +23,7 @@ async def rank_by_pairs(job: RankJob, ticket: Ticket, watch: Stopwatch) -> Outco
     read = await read_rank_pairs(job)
     work = await job.room.workers.run(num_ids(read), distinct, read, Encoded.key)
     watch.tokenized()
-    types = [each.types or [0] * len(each.ids) for each in work.inputs]
-    answers, step = await job.model.engine.classify(
-        ClassifyRequest(
-            inputs=[each.ids for each in work.inputs],
-            raw=job.request.raw_scores,
-            token_type_ids=types if any(each.types for each in work.inputs) else None,
-            priority=job.request.priority,
-            request_id=job.request.request_id,
-        ),
-        ticket=ticket,
-    )
+    answers, step = await job.model.engine.classify(classify_request(work.inputs, job.request), ticket=ticket)
     return [ranked(each) for each in work.spread(answers)], step
 
 
@@ -57,8 +47,6 @@ def ranked(answer: ClassifyResult | PyruntimeError) -> Ranked | PyruntimeError:
     """The outcome of a document whose head gives one number."""
     if isinstance(answer, PyruntimeError):
         return answer
-    if answer.error is not None:
-        return answer.error
     return Ranked(float(answer.scores[0]), answer.prompt_tokens, answer.cached_tokens)
 
 

@@ -71,8 +71,6 @@ async def _by_head(job: RankJob, ticket: Ticket, prompt: Prompt, work: Distinct[
 def _of_logits(answer: ScoreResult | PyruntimeError, raw: bool) -> Ranked | PyruntimeError:
     if isinstance(answer, PyruntimeError):
         return answer
-    if answer.error is not None:
-        return answer.error
     logit = answer.scores[0] - (answer.scores[1] if len(answer.scores) > 1 else 0.0)
     return Ranked(logit if raw else sigmoid(logit), answer.prompt_tokens, answer.cached_tokens)
 

@@ -49,7 +49,7 @@ class ScoreServicer(score_pb2_grpc.ScoreServiceServicer):
                 answers, step = await score_by_head(model, request, inputs.prefix, work.inputs, ticket)
             else:
                 answers, step = await score_by_labels(model, request, inputs.prefix, work.inputs, label_ids, ticket)
-            outcomes = [_outcome(each) for each in work.spread(answers)]
+            outcomes = work.spread(answers)
             refuse_if_all_failed(outcomes)
             good = [each for each in outcomes if isinstance(each, ScoreResult)]
             response = score_pb2.ScoreResponse(model=model.info.name, usage=usage(good))
@@ -125,12 +125,6 @@ def _num_labels(request: score_pb2.ScoreRequest, model: ServedModel) -> int:
     if has_classifier(model):
         return len(model.info.labels)
     return len(request.labels) or len(request.label_token_ids)
-
-
-def _outcome(answer: ScoreResult | PyruntimeError) -> ScoreResult | PyruntimeError:
-    if isinstance(answer, ScoreResult) and answer.error is not None:
-        return answer.error
-    return answer
 
 
 def _result(index: int, outcome: ScoreResult | PyruntimeError) -> score_pb2.ItemScore:

@@ -7,7 +7,9 @@ import secrets
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pyruntime.errors import InvalidField
+from google.protobuf.message import Message
+
+from pyruntime.errors import InvalidField, ResponseTooLarge
 from pyruntime.registry import GenerationDefaults
 from pyruntime.types import SamplingParams
 from pyruntime.v1 import generate_pb2
@@ -180,3 +182,10 @@ def _check_constraint(constraint: generate_pb2.Constraint) -> None:
                 raise InvalidField(f"constraint.choice.options[{place}]", "is empty; allowed: texts that are not")
     elif not getattr(constraint, kind):
         raise InvalidField(f"constraint.{kind}", "is empty")
+
+
+def check_message_size(message: Message, most: int) -> None:
+    """``ResponseTooLarge`` above ``most`` bytes; grpc itself logs a traceback for a message that it refuses to send."""
+    if (size := message.ByteSize()) > most:
+        limit = f"this server's messages have at most {most} (max_message_bytes)"
+        raise ResponseTooLarge(f"the response has {size} bytes; {limit}")
