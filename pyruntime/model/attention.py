@@ -47,13 +47,15 @@ class LayerTraits:
 @dataclass(slots=True)
 class AttentionContext:
     """What the layers of a running forward need to know. ``probe`` collects their traits instead of using a cache;
-    ``causal`` answers for layers that do not say themselves; ``unattended`` tokens are seen by none of their text."""
+    ``causal`` answers for layers that do not say themselves; ``unattended`` tokens are seen by none of their text.
+    ``options`` collects what each layer asked the kernel for over a cache."""
 
     batch: ForwardBatch
     cache: KVCache | None = None
     probe: dict[int, LayerTraits] | None = None
     causal: bool = True
     unattended: Unattended | None = None
+    options: dict[int, dict[str, Any]] | None = None
 
 
 # Beside the model's arguments, since not every model hands unknown keywords down to its attention.
@@ -68,6 +70,16 @@ def attending(context: AttentionContext) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def current_context() -> AttentionContext | None:
+    """Of the packed forward that this thread is in."""
+    return _current.get(None)
+
+
+def is_attending() -> bool:
+    """Whether this thread is in a packed forward."""
+    return _current.get(None) is not None
 
 
 def packed_attention_forward(
@@ -108,6 +120,8 @@ def packed_attention_forward(
                 raise ValueError(f"{type(module).__name__}: tokens that are not attended to, under such attention")
             attend_behind(output, q, k, v, behind.spans, options["scale"], window)
     else:
+        if context.options is not None:
+            context.options[cast(int, module.layer_idx)] = options
         output = _paged(cast(int, module.layer_idx), q, k, v, context.batch, context.cache, options)
     return output.unsqueeze(0), None
 

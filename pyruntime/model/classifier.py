@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 
 from pyruntime.errors import ModelLoadError
 from pyruntime.model.classifier_settings import ACTIVATIONS, activation_name, label_names
-from pyruntime.model.few_rows import linear
+from pyruntime.model.linear import linear
 from pyruntime.model.row_invariant import RowInvariant
 from pyruntime.model.weights import CLASSIFIER_SUFFIXES, TOKEN_CLASSIFIER_SUFFIX
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pyruntime.config import Share
+from pyruntime.config_values import Share
 from pyruntime.errors import ModelLoadError
 from pyruntime.machine import free_memory
 from pyruntime.ops import cache as cache_ops

@@ -15,10 +15,12 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from pyruntime.errors import ModelLoadError
 from pyruntime.model.attention import IMPLEMENTATION, LayerTraits
 from pyruntime.model.classifier import Classifier, classifier_of
-from pyruntime.model.few_rows import use_few_rows_linears
+from pyruntime.model.fused_layers import fuse_layers
+from pyruntime.model.fusion import fuse
 from pyruntime.model.gguf import ensure_converted, is_gguf
 from pyruntime.model.kv_cache import LayerShape
 from pyruntime.model.limits import max_positions
+from pyruntime.model.linear import use_own_linears
 from pyruntime.model.output_head import OutputHead, output_head_of
 from pyruntime.model.probe import probe_body
 from pyruntime.model.weights import CAUSAL_SUFFIXES, load_weights, refuse_adapter
@@ -113,7 +115,8 @@ def load_model(folder: Path, dtype: str, device: str, deterministic: bool = Fals
     except Exception as error:
         raise ModelLoadError(f"{folder}: {architecture}: {_problem(error)}") from error
     model = model.to(device).eval().requires_grad_(False)
-    use_few_rows_linears(model, deterministic)
+    use_own_linears(model, deterministic)
+    fuse(model)
     is_lm = type(model).__name__.endswith(CAUSAL_SUFFIXES)
     body = model.base_model
     offset = _position_offset(body)
@@ -122,6 +125,8 @@ def load_model(folder: Path, dtype: str, device: str, deterministic: bool = Fals
         traits = probe_body(model, device, offset, is_lm)
     except ModelLoadError as error:
         raise ModelLoadError(f"{folder}: {architecture} is not served: {error}") from error
+    if traits.is_causal and traits.layers:
+        fuse_layers(model, {index: layer.shape for index, layer in traits.layers.items()}, offset)
     return LoadedModel(
         folder=folder,
         config=model.config,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pyruntime.model.few_rows import linear
+from pyruntime.model.linear import Buffer, linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,11 @@ class OutputHead:
     softcap: float = 0.0
     row_invariant: bool = False
 
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows [R, H] → [R, V] in the model's dtype."""
-        return self.shape(linear(rows, self.weight, self.bias, self.row_invariant))
+    def logits(self, rows: torch.Tensor, buffer: Buffer | None = None) -> torch.Tensor:
+        """rows [R, H] → [R, V] in the model's dtype; with a ``buffer`` they may lie there, until it is used again."""
+        if buffer is None:
+            return self.shape(linear(rows, self.weight, self.bias, self.row_invariant))
+        return self.shape(buffer.linear(rows, self.weight, self.bias, self.row_invariant))
 
     def shape(self, raw: torch.Tensor) -> torch.Tensor:
         """Scale and softcap of raw dot products, whatever their shape."""

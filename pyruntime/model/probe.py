@@ -17,9 +17,10 @@ from pyruntime.model.packed import run_packed
 from pyruntime.model.padded import run_padded
 from pyruntime.types import ForwardBatch
 
-# Least cosine between a hidden row of a batch and an eager one. Two bfloat16 orders of summation differ by about
-# 1e-3 on random tokens; a wrong mask, position or window costs far more.
-LEAST_COSINE = {torch.float32: 0.99999, torch.bfloat16: 0.98, torch.float16: 0.99}
+# Least cosine between a hidden row of a batch and an eager one. In bfloat16 eager rows themselves are off: of 521
+# random tokens of Gemma 3 270M the worst is at 0.9925 of float32 (those of a batch, which rounds less often, at 0.996),
+# and the two at 0.9785 of each other. A wrong mask, position or window costs far more.
+LEAST_COSINE = {torch.float32: 0.99999, torch.bfloat16: 0.95, torch.float16: 0.99}
 # How far, relatively, hidden rows move when a token behind them changes, before the model counts as reading ahead.
 # Rounding moves them less: in a causal model not at all, unless another token sends experts other groups of rows.
 READS_AHEAD = {torch.float32: 1e-4, torch.bfloat16: 2e-3, torch.float16: 1e-3}

@@ -16,8 +16,8 @@ import torch
 from torch.nn import functional
 
 from pyruntime.errors import ModelLoadError
-from pyruntime.model.few_rows import linear
 from pyruntime.model.folder_files import optional_json, positive, read_json, read_weights, typed
+from pyruntime.model.linear import linear
 
 # Classes that sentence-transformers constructs without arguments; it trusts names below torch.nn alone.
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -1,0 +1,99 @@
+"""Linear layers by whichever product is the fastest for the rows at hand, with the activation that follows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from pyruntime.model.row_invariant import make_row_invariant
+from pyruntime.ops.linear import ACTIVATIONS, has_panels, linear_into, linear_panels, linear_rows
+
+# From here on transposing the weights pays; below, they are streamed as they lie.
+PANEL_ROWS = 96
+# Where there is no kernel of panels torch's blocked product is the faster one past this.
+MAX_ROWS = 32
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    row_invariant: bool = False,
+    activation: str = "none",
+    up: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x [..., K] → activation(x @ weight.T + bias) [..., N], times x @ up.T where there is ``up`` (then without bias).
+
+    weight, up [N, K]; ``activation``: one of ``ops.linear.ACTIVATIONS``. The products sum in different orders.
+    ``row_invariant`` takes the one for few rows whatever their number, whose result for a row does not depend on the
+    others.
+    """
+    num_rows = x.numel() // x.shape[-1]
+    product = _product(num_rows, weight, row_invariant)
+    if product is None:
+        y = ACTIVATIONS[activation](functional.linear(x, weight, bias))
+        return y if up is None else y * functional.linear(x, up)
+    rows = product(x.reshape(num_rows, x.shape[-1]).contiguous(), weight, bias, up, activation)
+    return rows.view(*x.shape[:-1], weight.shape[0])
+
+
+def _product(num_rows: int, weight: torch.Tensor, row_invariant: bool) -> Callable[..., torch.Tensor] | None:
+    """The kernel to take, None for torch's own product."""
+    if weight.device.type != "cpu":
+        return None
+    if row_invariant:
+        return linear_rows
+    if has_panels(weight.dtype):
+        return linear_rows if num_rows < PANEL_ROWS else linear_panels
+    return linear_rows if num_rows <= MAX_ROWS else None
+
+
+class Buffer:
+    """Memory for an answer that lives until the next one, kept from call to call: where the answer has a vocabulary's
+    width, fresh pages cost as much as the product."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, row_invariant: bool
+    ) -> torch.Tensor:
+        """``linear`` of rows x [R, K], in this memory unless torch's own product is taken."""
+        product = _product(x.shape[0], weight, row_invariant)
+        if product is None:
+            return functional.linear(x, weight, bias)
+        shape = (x.shape[0], weight.shape[0])
+        if self._memory.numel() < shape[0] * shape[1] or self._memory.dtype is not weight.dtype:
+            self._memory = torch.empty(shape[0] * shape[1], dtype=weight.dtype)
+        out = self._memory[: shape[0] * shape[1]].view(shape)
+        linear_into(out, x, weight, bias, by_panels=product is linear_panels)
+        return out
+
+
+class OwnLinear(torch.nn.Linear):
+    """``torch.nn.Linear`` by way of ``linear``."""
+
+    row_invariant = False
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return linear(input, self.weight, self.bias, self.row_invariant)
+
+
+class _RowInvariantLinear(OwnLinear):
+    row_invariant = True
+
+
+def use_own_linears(model: torch.nn.Module, row_invariant: bool) -> int:
+    """Switch every plain ``nn.Linear`` of the model over, weights untouched; returns how many.
+
+    ``row_invariant``: what lies between them in the body is made so too.
+    """
+    plain = [module for module in model.modules() if type(module) is torch.nn.Linear]
+    for module in plain:
+        module.__class__ = _RowInvariantLinear if row_invariant else OwnLinear
+    if row_invariant:
+        make_row_invariant(model, functools.partial(linear, row_invariant=True))
+    return len(plain)
