@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 
 from pyruntime.heads import sampling_rows
+from pyruntime.model.linear import Buffer
 from pyruntime.model.output_head import OutputHead
 from pyruntime.ops import sampling
 from pyruntime.types import ForwardBatch, GenerationBatchResult, SampledToken, Task
@@ -20,22 +23,37 @@ class Sampler:
 
     def __init__(self, head: OutputHead) -> None:
         self._head = head
+        self._buffer = Buffer()
 
     def sample(self, hidden: torch.Tensor, batch: ForwardBatch) -> GenerationBatchResult:
-        """The next token of each reading GENERATE row of the batch, in row order."""
+        """The next token of each reading GENERATE row of the batch, in row order, and those that drafts are right for.
+
+        A row behind drafts is sampled as if these had been drawn: same history, same draw. It counts when they were.
+        """
         reading = [rows for rows in batch.rows if rows.task is Task.GENERATE and rows.reads]
         if not reading:
             return GenerationBatchResult([])
-        last = hidden[torch.tensor([rows.last for rows in reading], device=hidden.device)]
-        logits = self._head.logits(last)
-        sequences = [rows.sequence for rows in reading]
+        last = [rows.last + ahead for rows in reading for ahead in range(len(rows.drafts) + 1)]
+        logits = self._head.logits(hidden[torch.tensor(last, device=hidden.device)], self._buffer)
+        sequences = [each for rows in reading for each in sampling_rows.histories(rows.sequence, rows.drafts)]
         arguments = sampling_rows.parameters(sequences, hidden.device) | sampling_rows.extras(sequences, hidden.device)
-        wanted = [rows.sequence.payload.sampling.logprobs for rows in reading]
+        wanted = [sequence.payload.sampling.logprobs for sequence in sequences]
         if any(count is not None for count in wanted):
             tokens = _with_selected(logits, _with_logprobs(logits, arguments, wanted), sequences)
         else:
             tokens = [SampledToken(token) for token in sampling.sample(logits, **arguments).tolist()]
-        return GenerationBatchResult([token if token.token_id >= 0 else None for token in tokens])
+        drawn = iter([token if token.token_id >= 0 else None for token in tokens])
+        return GenerationBatchResult([_verified(drawn, rows.drafts) for rows in reading])
+
+
+def _verified(drawn: Iterator[SampledToken | None], drafts: Sequence[int]) -> SampledToken | None:
+    """Takes a sequence's tokens off ``drawn``: the first, with those behind it up to one that no draft foresaw."""
+    first, *others = islice(drawn, len(drafts) + 1)
+    if first is None:
+        return None
+    own = [first.token_id, *(token.token_id if token is not None else None for token in others)]
+    num_right = next((place for place, draft in enumerate(drafts) if own[place] != draft), len(drafts))
+    return first._replace(following=tuple(others[:num_right])) if num_right else first
 
 
 def _with_logprobs(

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
+
+
+class Ahead:
+    """A sequence as it will be once ``count`` drafts have been drawn, ``last`` the last of them.
+
+    It has what the functions below read of a sequence; its history is that of the row before it and ``last``.
+    """
+
+    __slots__ = ("_length", "index", "last", "matcher", "num_generated", "payload")
+
+    def __init__(self, sequence: Any, count: int, last: int) -> None:
+        self.payload, self.index, self.matcher = sequence.payload, sequence.index, sequence.matcher
+        self.num_generated = sequence.num_generated + count
+        self.last = last
+        self._length = len(sequence) + count
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def histories(sequence: Any, drafts: Sequence[int]) -> list[Any]:
+    """What each of a sequence's rows is sampled after: its own tokens, then one draft more a row, in order."""
+    return [sequence, *(Ahead(sequence, count, draft) for count, draft in enumerate(drafts, 1))]
 
 
 def parameters(sequences: list[Any], device: torch.device) -> dict[str, torch.Tensor]:
@@ -31,7 +55,7 @@ def extras(sequences: list[Any], device: torch.device) -> dict[str, torch.Tensor
         found["repetition"] = _column([s.repetition_penalty for s in settings], torch.float32, device)
         found["frequency"] = _column([s.frequency_penalty for s in settings], torch.float32, device)
         found["presence"] = _column([s.presence_penalty for s in settings], torch.float32, device)
-        seen = [_seen(sequence) if s.penalizes else _NOTHING for sequence, s in zip(sequences, settings, strict=True)]
+        seen = _all_seen(sequences)
         found["seen_ids"], found["seen_starts"] = _ragged([ids for ids, _ in seen], torch.int64, device)
         found["seen_generated"], _ = _ragged([counts for _, counts in seen], torch.int32, device)
     biases = [_biases(sequence) for sequence in sequences]
@@ -46,6 +70,29 @@ def extras(sequences: list[Any], device: torch.device) -> dict[str, torch.Tensor
 
 
 _NOTHING: tuple[Any, Any] = ([], [])
+
+
+def _all_seen(sequences: list[Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """``_seen`` of each row that is penalised, with no tokens for the others."""
+    found: list[tuple[Any, Any]] = []
+    for sequence in sequences:
+        if not sequence.payload.sampling.penalizes:
+            found.append(_NOTHING)
+        elif isinstance(sequence, Ahead):
+            found.append(_seen_also(*found[-1], sequence.last))
+        else:
+            found.append(_seen(sequence))
+    return found
+
+
+def _seen_also(ids: np.ndarray, counts: np.ndarray, token_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """What has been seen when ``token_id`` is generated next."""
+    place = int(np.searchsorted(ids, token_id))
+    if place == len(ids) or ids[place] != token_id:
+        ids, counts = np.insert(ids, place, token_id), np.insert(counts, place, 0)
+    counts = counts.copy()
+    counts[place] += 1
+    return ids, counts
 
 
 def _seen(sequence: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from pyruntime.errors import PyruntimeError
 from pyruntime.jobs.outbox import Outbox
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.scheduler.sequence import Sequence
+from pyruntime.stats import Pace
 from pyruntime.types import StepTiming
 
 if TYPE_CHECKING:
@@ -39,11 +40,26 @@ class Job:
         self.owns_ticket = False
         self.paused = False
         self.unread = {sequence: _own_tokens(sequence) for sequence in sequences}
+        self.pace = Pace()
+
+    @property
+    def arrived_at(self) -> float:
+        """When it was admitted, before its texts were tokenised."""
+        return self.ticket.taken_at if self.ticket is not None else self.submitted_at
 
     @property
     def deadline(self) -> float | None:
         """On the clock of ``time.monotonic``."""
         return self.ticket.deadline if self.ticket is not None else None
+
+    @property
+    def has_run(self) -> bool:
+        """Something of the request has been computed, if not for this job then for another one of its."""
+        return self.ticket is not None and self.ticket.has_run
+
+    def note_run(self) -> None:
+        assert self.ticket is not None
+        self.ticket.has_run = True
 
     @property
     def num_unread(self) -> int:
@@ -107,8 +123,11 @@ class Job:
         """Continuation ``index`` was stopped by the client."""
 
     def timing(self) -> StepTiming:
-        started = self.started_at or self.submitted_at
-        return StepTiming(queue_s=started - self.submitted_at, compute_s=time.monotonic() - started)
+        now, started, first_at = time.monotonic(), self.started_at, self.pace.first_at
+        if started is None:
+            return StepTiming(now - self.submitted_at, 0.0)
+        prefill_s = None if first_at is None else first_at - started
+        return StepTiming(started - self.submitted_at, now - started, prefill_s)
 
 
 def _own_tokens(sequence: Sequence) -> int:

@@ -55,24 +55,27 @@ class GenerateJob(Job):
     """``n`` continuations; those after the first fork from its computed prompt.
 
     ``buffer_tokens``: tokens of a continuation that may wait for the client; with more of them the job is behind, and
-    the engine pauses it until it has caught up.
+    the engine pauses it until it has caught up. Fewer when each comes with log-probabilities of others.
     """
 
     def __init__(self, request: GenerateRequest, buffer_tokens: int = BUFFER_TOKENS) -> None:
         first = Sequence(Task.GENERATE, list(request.prompt), request, 0, request.priority)
         # Cached keys and values come without the hidden rows that the prompt's log-probabilities are read from.
         first.reuses_prefix = request.prompt_logprobs is None
+        first.row_reads = _row_reads(request)
         others = [
             Sequence(Task.GENERATE, SharedTokens(request.prompt, []), request, i, request.priority, parent=first)
             for i in range(1, request.n)
         ]
         super().__init__([first, *others])
+        for sequence in self.sequences:
+            sequence.draft_limit = _draft_limit(request)
         if request.constraint is not None:
             for sequence in self.sequences:
                 sequence.matcher = request.constraint.matcher(request.stop.token_ids)
         self.request = request
         self.inbox = Inbox()
-        self._most_buffered = buffer_tokens * request.n
+        self._most_buffered = max(1, buffer_tokens // _token_weight(request)) * request.n
         self._num_sent = 0
         self._open = set(range(request.n))
         self._pending: list[TokenEvent] = []
@@ -97,14 +100,23 @@ class GenerateJob(Job):
         return self._num_sent - self.inbox.num_taken <= self._most_buffered // 2
 
     def take(self, sequence: Sequence, output: Any, scheduler: Scheduler) -> None:
-        if output is None:
-            scheduler.distrust(sequence)
-            self._give_up(self._why_nothing_was_drawn(sequence), scheduler)
-            return
-        token: SampledToken = output
-        scheduler.append_token(sequence, token.token_id)
+        drawn: list[SampledToken | None] = [output] if output is None else [output, *output.following]
+        for place, token in enumerate(drawn, 1):
+            if token is None:
+                error = self._why_nothing_was_drawn(sequence)
+                if isinstance(error, ComputeFault):  # what the cache holds is no cause of a request's own mistakes
+                    scheduler.distrust(sequence)
+                self._give_up(error, scheduler)
+            else:
+                scheduler.append_token(sequence, token.token_id, was_drafted=place < len(drawn))
+                self._grow(sequence, token, scheduler)
+            if self.done or sequence.index not in self._open:  # what was drawn behind the end does not count
+                return
+
+    def _grow(self, sequence: Sequence, token: SampledToken, scheduler: Scheduler) -> None:
+        """A continuation has one token more: tell its client, and end it if that was the last."""
         # The prompt has been read, should it be computed again.
-        sequence.reuses_prefix, sequence.partial_hidden = True, []
+        sequence.reuses_prefix, sequence.row_reads, sequence.partial_hidden = True, 0, []
         try:
             finish, is_complete = self._finish_reason(sequence, token.token_id)
         except InvalidField as error:  # the constraint leaves nothing to go on with
@@ -116,11 +128,12 @@ class GenerateJob(Job):
             self._open.discard(sequence.index)
             timing = self.timing()
         index, cached = sequence.index, sequence.cached_tokens
+        details = token.logprob, token.top, token.selected, token.prompt
         if is_complete:  # the token is text, so the end comes as an event of its own
-            self._pending.append(TokenEvent(index, token.token_id, None, cached, None, *token[1:]))
+            self._pending.append(TokenEvent(index, token.token_id, None, cached, None, *details))
             self._pending.append(TokenEvent(index, None, finish, cached, timing))
         else:
-            self._pending.append(TokenEvent(index, token.token_id, finish, cached, timing, *token[1:]))
+            self._pending.append(TokenEvent(index, token.token_id, finish, cached, timing, *details))
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> tuple[FinishReason | None, bool]:
         """Whether and why it ends, and whether that is since its constraint lets nothing follow ``token_id``."""
@@ -163,6 +176,21 @@ class GenerateJob(Job):
             outbox.add(self.loop, self.inbox.put, pending)
         if self.done:
             outbox.add(self.loop, self.inbox.end, self._error)
+
+
+def _draft_limit(request: GenerateRequest) -> int:
+    """As ``Sequence.draft_limit``. A constraint tells what may come next and no further, so none are drafted then."""
+    return 0 if request.constraint is not None else len(request.prompt) + request.stop.max_new_tokens
+
+
+def _row_reads(request: GenerateRequest) -> int:
+    """Of each prompt row: the log-probability of the token that follows takes one reading, the likeliest another."""
+    return 0 if request.prompt_logprobs is None else 1 + (request.prompt_logprobs > 0)
+
+
+def _token_weight(request: GenerateRequest) -> int:
+    """Plain tokens that take as much memory as one of these: two log-probabilities make one, about."""
+    return 1 + ((request.sampling.logprobs or 0) + len(request.sampling.logprob_ids)) // 2
 
 
 class TokenStream:

@@ -23,14 +23,18 @@ class BatchBuilder:
         self.uses_token_types = uses_token_types
 
     def build(self, plan: StepPlan) -> ForwardBatch:
-        spans = [(s, s.num_computed, s.num_computed + n) for s, n in plan.entries]
+        drafts = plan.drafts
+        spans = [(s, s.num_computed, s.num_computed + n + len(drafts.get(s, ()))) for s, n in plan.entries]
         starts = [0, *accumulate(end - begin for _, begin, end in spans)]
         batch = ForwardBatch(
             rows=[
-                SequenceRows(s, s.task, start, end - begin, reads=end == len(s) and not s.is_prefix)
+                SequenceRows(s, s.task, start, end - begin, end >= len(s) and not s.is_prefix, drafts.get(s, ()))
                 for start, (s, begin, end) in zip(starts, spans, strict=False)
             ],
-            input_ids=self._tensor([t for s, begin, end in spans for t in s.token_ids[begin:end]]),
+            # Drafts lie behind the last known token, where the slice ends.
+            input_ids=self._tensor(
+                [t for s, begin, end in spans for t in (*s.token_ids[begin:end], *drafts.get(s, ()))]
+            ),
             positions=self._tensor([p for _, begin, end in spans for p in range(begin, end)]),
             query_starts=self._tensor(starts, torch.int32),
         )

@@ -49,11 +49,11 @@ class PromptBudget:
     def is_spent(self) -> bool:
         return self.tokens < 1 or (self.cost < 1 and not self.is_first)
 
-    def chunk(self, num_remaining: int, depth: int) -> int:
+    def chunk(self, sequence: Sequence, num_remaining: int, depth: int) -> int:
         """How many of ``num_remaining`` tokens behind ``depth`` may run. The first prompt gets one at any depth."""
         if num_remaining < 1:
             return 0
-        most = min(num_remaining, self.tokens, self.costs.most_tokens(self.cost, depth))
+        most = min(num_remaining, self.tokens, self.costs.most_tokens(self.cost, depth, sequence.row_reads))
         return 1 if most < 1 and self.is_first and self.tokens >= 1 else most
 
     def whole(self, num_tokens: int) -> bool:
@@ -62,7 +62,7 @@ class PromptBudget:
 
     def spend(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> int:
         """Put the chunk into the plan; returns what it costs."""
-        cost = self.costs.cost(num_tokens, sequence.num_computed)
+        cost = self.costs.cost(num_tokens, sequence.num_computed, sequence.row_reads)
         plan.add(sequence, num_tokens, cost)
         self.tokens -= num_tokens
         self.cost -= cost

@@ -16,7 +16,8 @@ class SchedulerLoad:
     that are to be computed for them, prefixes that the cache may spare included. ``num_running``/``running_tokens``:
     sequences in the batch and their known tokens yet to be computed (a stream has one). ``num_paused``: neither.
     Blocks: ``used`` + ``free`` is the whole pool; ``cached`` are those of the free that earlier prompts left in the
-    prefix cache. All 0 without a key/value cache.
+    prefix cache. All 0 without a key/value cache. Since the start: ``num_set_back`` times a sequence gave its blocks up
+    to be computed anew later, ``num_drafted`` tokens were guessed ahead, of which ``num_accepted`` were right.
     """
 
     num_waiting: Mapping[Task, int]
@@ -27,3 +28,6 @@ class SchedulerLoad:
     blocks_used: int
     blocks_free: int
     blocks_cached: int
+    num_set_back: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0

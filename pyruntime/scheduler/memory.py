@@ -72,6 +72,16 @@ class Memory:
             sequence.blocks += self.pool.allocate(wanted)
         return True
 
+    def reserve_ahead(self, sequence: Sequence, num_tokens: int, spare: int) -> int:
+        """Blocks for up to ``num_tokens`` behind the next one, if ``spare`` others stay free; returns for how many."""
+        if self.pool is None:
+            return num_tokens
+        size, begin = self.pool.block_size, sequence.num_computed + 1
+        wanted = min(self.num_wanted(sequence, num_tokens + 1), self.pool.num_free - spare)
+        if wanted > 0:
+            sequence.blocks += self.pool.allocate(wanted)
+        return min(num_tokens, len(sequence.blocks) * size - begin)
+
     def most_tokens(self, sequence: Sequence) -> int:
         """How many more tokens of a sequence that runs there are blocks for."""
         if self.pool is None:

@@ -11,11 +11,13 @@ from pyruntime.scheduler.sequence import Sequence, State
 class StepPlan:
     """What one step runs: (sequence, number of its next tokens), and block copies to make first.
 
-    ``cost``: of all entries, in the token equivalents of ``CostModel``.
+    ``drafts``: of some entries, guesses of the tokens behind theirs, which run as well (``speculation.py``); counted in
+    ``num_tokens``, not in the entry. ``cost``: of all entries, in the token equivalents of ``CostModel``.
     """
 
     entries: list[tuple[Sequence, int]] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
+    drafts: dict[Sequence, list[int]] = field(default_factory=dict)
     num_tokens: int = 0
     cost: int = 0
     _members: set[Sequence] = field(default_factory=set, repr=False)
@@ -28,6 +30,11 @@ class StepPlan:
         self._members.add(sequence)
         self.num_tokens += num_tokens
         self.cost += cost or num_tokens
+
+    def draft(self, sequence: Sequence, token_ids: list[int]) -> None:
+        """Guesses behind an entry that reaches the end of what is known of its sequence."""
+        self.drafts[sequence] = token_ids
+        self.num_tokens += len(token_ids)
 
     def halves(self) -> tuple[StepPlan, StepPlan]:
         """The entries that still run, in two halves of equal number; a copy goes with the half that reads its target.
@@ -43,4 +50,6 @@ class StepPlan:
         part = StepPlan(block_copies=[copy for copy in self.block_copies if copy[1] in blocks])
         for sequence, num_tokens in entries:
             part.add(sequence, num_tokens)
+            if drafts := self.drafts.get(sequence):
+                part.draft(sequence, drafts)
         return part

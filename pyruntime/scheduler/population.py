@@ -26,6 +26,7 @@ class Population:
         self.paused: set[Sequence] = set()
         self.holding: set[Sequence] = set()
         self.num_running: Counter[Task] = Counter()
+        self.num_set_back = 0  # since the start
         self.groups: PrefixGroups | None = None
         if memory.pool is not None and memory.cache is not None:
             self.groups = PrefixGroups(memory.cache, memory.pool.block_size, self.queue.unpark)
@@ -93,6 +94,7 @@ class Population:
         """
         if sequence.state not in (State.RUNNING, State.PAUSED):
             return
+        self.num_set_back += bool(sequence.blocks)
         was_running = sequence.state is State.RUNNING
         if was_running:
             self._remove(sequence)

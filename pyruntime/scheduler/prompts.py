@@ -65,7 +65,7 @@ class PromptFiller:
         if self._population.memory.pool is None:
             num_tokens = sequence.num_remaining if budget.whole(sequence.num_remaining) else 0
         else:
-            num_tokens = budget.chunk(sequence.num_remaining, sequence.num_computed)
+            num_tokens = budget.chunk(sequence, sequence.num_remaining, sequence.num_computed)
         if num_tokens > 0:
             num_tokens = self._room.reserve(sequence, num_tokens, plan)
         if num_tokens > 0:
@@ -97,4 +97,4 @@ class PromptFiller:
     def _affords(self, sequence: Sequence, shared: Shared, budget: PromptBudget) -> bool:
         if self._population.memory.pool is None:
             return budget.whole(len(sequence))
-        return budget.chunk(1, shared.num_tokens) > 0
+        return budget.chunk(sequence, 1, shared.num_tokens) > 0

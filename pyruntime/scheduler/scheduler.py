@@ -6,6 +6,7 @@
    which is priority, waiting time and arrival (``queue.py``): a class never gets another task's share, however high.
 3. When blocks run out, what does no work gives way first, then the running sequence of the lowest rank, of any task:
    the youngest of the lowest class, ageing counted.
+4. What few streams leave free of a step may hold guesses of their next tokens (``speculation.py``).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pyruntime.scheduler.queue import Ranking
 from pyruntime.scheduler.room import Room
 from pyruntime.scheduler.sequence import Sequence, State
 from pyruntime.scheduler.shares import TaskShares
+from pyruntime.scheduler.speculation import Speculation
 from pyruntime.types import Task
 
 
@@ -43,6 +45,8 @@ class Scheduler:
     ``task_shares``: weight of each task, default 1, see ``TaskShares``.
     ``window``: set when every layer has a sliding window; None otherwise, mixed layers included.
     ``equal_cost_depth``: where attention costs as much as the linears, 0: never, see ``CostModel``.
+    ``head_cost_depth``: how many keys cost as much as the vocabulary for one row, see there.
+    ``speculation``: guesses the next tokens of streams ahead; None: nothing is guessed.
     ``clock``: seconds that never go back.
     """
 
@@ -60,13 +64,15 @@ class Scheduler:
         task_shares: Mapping[Task, float] | None = None,
         window: int | None = None,
         equal_cost_depth: int = DEFAULT_EQUAL_DEPTH,
+        head_cost_depth: int = 0,
+        speculation: Speculation | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.blocks = blocks
         self.prefix_cache = prefix_cache
         self.max_batch_tokens = max_batch_tokens
         self.max_running = max_running
-        costs = CostModel(equal_cost_depth, window)
+        costs = CostModel(equal_cost_depth, window, head_cost_depth)
         self.limits = StepLimits(
             max_batch_tokens, max_prompt_tokens_beside or max_batch_tokens, max_pause_factor, step_base_tokens, costs
         )
@@ -77,6 +83,8 @@ class Scheduler:
         self._places = Places(max_running)
         self._ranking = Ranking(priority_ageing_s)
         self._filler = PromptFiller(self._population, self._room, self._places, TaskShares(task_shares))
+        self._speculation = speculation
+        self._num_accepted = 0
         self._clock = clock
 
     # -- state ------------------------------------------------------------------------------------
@@ -109,6 +117,9 @@ class Scheduler:
             blocks_used=pool.num_used if pool is not None else 0,
             blocks_free=pool.num_free if pool is not None else 0,
             blocks_cached=pool.num_cached if pool is not None else 0,
+            num_set_back=self._population.num_set_back,
+            num_drafted=self._speculation.num_drafted if self._speculation is not None else 0,
+            num_accepted=self._num_accepted,
         )
 
     # -- entering and leaving ---------------------------------------------------------------------
@@ -120,8 +131,12 @@ class Scheduler:
             self._places.expect(sequence.task)
             self._population.add(sequence)
 
-    def append_token(self, sequence: Sequence, token_id: int) -> None:
+    def append_token(self, sequence: Sequence, token_id: int, was_drafted: bool = False) -> None:
+        """A running sequence grows. ``was_drafted``: the step that drew the token has its keys and values already."""
         sequence.token_ids.append(token_id)
+        if was_drafted:
+            self._num_accepted += 1
+            self._population.step_over(sequence, 1)
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence is done or cancelled, in whatever state: its blocks go back unless children still need them."""
@@ -161,6 +176,10 @@ class Scheduler:
             if sequence.state is State.RUNNING and self._room.reserve(sequence, 1, plan):
                 plan.add(sequence, 1, self.limits.costs.cost(1, sequence.num_computed))
         self._filler.fill(plan, self.limits.for_prompts(plan))
+        if self._speculation is not None:
+            # Free blocks for one more of every sequence stay, so that nobody has to give way for a guess.
+            most, spare = self.max_batch_tokens - plan.num_tokens, len(self.running)
+            self._speculation.extend(plan, self._population.memory, most, spare)
         return plan
 
     def advance(self, plan: StepPlan) -> None:

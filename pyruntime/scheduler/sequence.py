@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyruntime.scheduler.drafter import Drafter
 from pyruntime.scheduler.tokens import SharedTokens
 from pyruntime.types import Task
 
@@ -36,7 +37,9 @@ class Sequence:
     prompt, items behind one query). ``is_prefix``: it exists for its children alone and no head reads it.
     ``reuses_prefix``: hidden rows of tokens computed earlier are not needed, so cached ones may be taken.
     ``cache_salt``: of the adapter or model variant that computes it; prefixes of different salts never match.
+    ``row_reads``: how often its head reads the whole vocabulary for each row of its prompt.
     ``payload``: what the task's head needs (sampling, pooling or label parameters), opaque here.
+    ``draft_limit``: how long it may get, if its next tokens may be guessed ahead (``speculation.py``); 0: none are.
     ``matcher``: of a constrained continuation, what may come next; it moves with the tokens. Opaque here.
     """
 
@@ -49,9 +52,11 @@ class Sequence:
     parent: Sequence | None = None
     token_type_ids: list[int] | None = None
     reuses_prefix: bool = True
+    row_reads: int = 0
     cache_salt: str | bytes = ""
     owner: Any = None
     matcher: Any = None
+    draft_limit: int = 0
 
     state: State = State.PENDING
     arrival: int = 0
@@ -72,6 +77,7 @@ class Sequence:
     num_unforked: int = 0
     first_run_at: float | None = None
     partial_hidden: list[Any] = field(default_factory=list)
+    drafter: Drafter | None = None  # made with the first chance to guess
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.token_ids)

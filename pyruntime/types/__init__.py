@@ -15,6 +15,7 @@ from pyruntime.types.batch import (
 from pyruntime.types.enums import Capability, EmbeddingKind, ExecutionPath, FinishReason, PoolingType, Task
 from pyruntime.types.model_info import ModelInfo, QueryExpansion
 from pyruntime.types.requests import (
+    SAMPLING_RANGES,
     ClassifyRequest,
     EmbedRequest,
     GenerateRequest,
@@ -34,6 +35,7 @@ from pyruntime.types.results import (
 )
 
 __all__ = [
+    "SAMPLING_RANGES",
     "Capability",
     "ClassificationBatchResult",
     "ClassifyRequest",

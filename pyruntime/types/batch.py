@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ class SequenceRows:
 
     ``start``/``length``: its rows in the packed batch. ``reads``: True when this step reaches the end
     of what is known of the sequence, so a head reads it; False for a prompt chunk that goes on.
+    ``drafts``: its last rows are of these tokens, which are guessed and not known; a sampler reads all of them, and the
+    row before them.
     """
 
     sequence: Any
@@ -25,11 +28,12 @@ class SequenceRows:
     start: int
     length: int
     reads: bool
+    drafts: Sequence[int] = ()
 
     @property
     def last(self) -> int:
-        """The packed row of its last token, which a sampler or score head reads."""
-        return self.start + self.length - 1
+        """The packed row of its last known token, which a sampler or score head reads."""
+        return self.start + self.length - 1 - len(self.drafts)
 
 
 @dataclass(slots=True)

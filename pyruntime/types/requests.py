@@ -7,6 +7,16 @@ from typing import Any
 
 from pyruntime.types.enums import EmbeddingKind, PoolingType
 
+#: Of a request's and of a model's own values: (lowest, highest, whether the lowest itself is out).
+SAMPLING_RANGES: dict[str, tuple[float, float, bool]] = {
+    "temperature": (0, 100, False),
+    "top_p": (0, 1, True),
+    "min_p": (0, 1, False),
+    "repetition_penalty": (0, 2, True),
+    "frequency_penalty": (-2, 2, False),
+    "presence_penalty": (-2, 2, False),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

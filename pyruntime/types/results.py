@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Seconds a request waited in the queue and was in the running batch."""
+    """Seconds a request waited in the queue and was in the running batch.
+
+    ``prefill_s``: of the latter, those until its first token was drawn; None without one.
+    """
 
     queue_s: float
     compute_s: float
+    prefill_s: float | None = None
 
 
 class PromptLogprobs(NamedTuple):
@@ -33,6 +37,8 @@ class SampledToken(NamedTuple):
     """A drawn token; ``logprob`` and the likeliest ``top`` (id, logprob) of the raw distribution when asked for.
 
     ``selected``: logprobs of the request's ``logprob_ids``. ``prompt``: with the first token, when asked for.
+    ``following``: tokens drawn behind it in the same step, since drafts foresaw all before them; the last is None where
+    its logits were not finite.
     """
 
     token_id: int
@@ -40,6 +46,7 @@ class SampledToken(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
     selected: tuple[float, ...] = ()
     prompt: PromptLogprobs | None = None
+    following: tuple[SampledToken | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from tests.scheduler.world import World
 
 @pytest.mark.parametrize("equal", [0, 3, 100, 4096])
 @pytest.mark.parametrize("window", [None, 50])
-def test_the_longest_chunk_within_a_cost_is_found(equal, window):
-    costs = CostModel(equal, window)
+@pytest.mark.parametrize("row_reads", [0, 2])
+def test_the_longest_chunk_within_a_cost_is_found(equal, window, row_reads):
+    costs = CostModel(equal, window, head_depth=300)
     for depth in (0, 1, 49, 51, 400, 5000):
         for limit in (-3, 0, 1, 2, 7, 64, 1001):
-            most = costs.most_tokens(limit, depth)
-            within = [n for n in range(max(limit, 0) + 2) if costs.cost(n, depth) <= limit]
+            most = costs.most_tokens(limit, depth, row_reads)
+            within = [n for n in range(max(limit, 0) + 2) if costs.cost(n, depth, row_reads) <= limit]
             assert most == max(within, default=0)
 
 
@@ -23,6 +24,19 @@ def test_a_token_at_the_depth_of_equal_cost_counts_twice():
     assert CostModel(4096).cost(256, 0) == 256
     assert CostModel(4096).cost(256, 4096) == 512
     assert CostModel(4096, window=1024).cost(256, 30_000) == 320
+    assert CostModel(4096, window=1024, head_depth=6144).cost(256, 30_000, row_reads=2) == 320 + 3 * 256
+
+
+def test_a_prompt_whose_every_row_is_read_by_a_head_comes_in_shorter_chunks():
+    world = World(num_blocks=600, budget=64, cached=False, equal_cost_depth=100, head_cost_depth=150)
+    plain, read = world.generate([1] * 300)[0], world.generate([2] * 300)[0]
+    read.row_reads = 2
+    chunks = {plain: [], read: []}
+    while read.num_remaining > 1:
+        for sequence, length in world.step().entries:
+            chunks[sequence].append(length)
+    assert chunks[plain][0] == 64
+    assert chunks[read][0] <= 64 // (1 + 3)
 
 
 def test_chunks_shrink_with_depth_and_a_long_text_never_stops():

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from pyruntime.scheduler.sequence import State
+from pyruntime.scheduler.speculation import Speculation
 from pyruntime.types import Task
 from tests.scheduler.world import World
 
@@ -14,6 +15,8 @@ STARTS = [[1] * 9, [1] * 5 + [2] * 4, [3] * 17]
 lengths = st.integers(1, 20)
 tails = st.lists(st.integers(1, 3), min_size=1, max_size=12)
 starts = st.sampled_from(STARTS)
+# None, or the most drafts of a sequence and the most rows beside which there are any.
+speculations = st.sampled_from([None, (1, 3), (4, 6), (8, 32)])
 fields = st.fixed_dictionaries({"priority": st.integers(-1, 2), "cache_salt": st.sampled_from(["", "", "a"])})
 
 
@@ -21,6 +24,11 @@ class Life(RuleBasedStateMachine):
     """Requests of every task and shape come, are cancelled, paused and resumed; steps run, fail and are retried."""
 
     window = None
+
+    @staticmethod
+    def draw(token_ids):
+        """Cycles that a look at the text foresees, broken now and then."""
+        return 1 + (token_ids[-1] + token_ids[-2] + (len(token_ids) % 7 == 0)) % 3
 
     @initialize(
         num_blocks=st.integers(12, 40),
@@ -30,8 +38,9 @@ class Life(RuleBasedStateMachine):
         ageing=st.sampled_from([0.0, 0.05]),
         depth=st.sampled_from([0, 4, 4096]),
         cached=st.booleans(),
+        speculation=speculations,
     )
-    def begin(self, num_blocks, budget, beside, factor, ageing, depth, cached):
+    def begin(self, num_blocks, budget, beside, factor, ageing, depth, cached, speculation):
         self.requests = []
         self.world = World(
             num_blocks,
@@ -43,11 +52,20 @@ class Life(RuleBasedStateMachine):
             step_base_tokens=1,
             priority_ageing_s=ageing,
             equal_cost_depth=depth,
+            draw=self.draw,
+            speculation=speculation and Speculation(*speculation),
         )
 
-    @rule(start=starts, tail=tails, new=st.integers(1, 8), n=st.integers(1, 3), fields=fields)
-    def generate(self, start, tail, new, n, fields):
-        self.requests.append(self.world.generate(start + tail, new, n, **fields))
+    @rule(
+        start=starts,
+        tail=tails,
+        new=st.integers(1, 16),
+        n=st.integers(1, 3),
+        drafts=st.sampled_from([True, True, False]),
+        fields=fields,
+    )
+    def generate(self, start, tail, new, n, drafts, fields):
+        self.requests.append(self.world.generate(start + tail, new, n, drafts, **fields))
 
     @rule(start=starts, tails=st.lists(tails, min_size=1, max_size=4), fields=fields)
     def items(self, start, tails, fields):

@@ -10,10 +10,19 @@ from pyruntime.scheduler.window import first_read
 from pyruntime.types import Task
 
 
-class World:
-    """Every key written is the hash of all tokens up to it, so a read shows whether it is the sequence's own."""
+def sevens(token_ids):
+    return 7
 
-    def __init__(self, num_blocks=16, block_size=4, budget=16, max_running=6, cached=True, window=None, **options):
+
+class World:
+    """Every key written is the hash of all tokens up to it, so a read shows whether it is the sequence's own.
+
+    ``draw``: the next token of a stream, as a function of all before it.
+    """
+
+    def __init__(
+        self, num_blocks=16, block_size=4, budget=16, max_running=6, cached=True, window=None, draw=sevens, **options
+    ):
         self.now = 0.0
         self.pool = BlockPool(num_blocks, block_size)
         cache = PrefixCache(self.pool) if cached else None
@@ -21,6 +30,7 @@ class World:
             self.pool, budget, max_running, prefix_cache=cache, window=window, clock=lambda: self.now, **options
         )
         self.window = window
+        self.draw = draw
         self.max_running = max_running
         self.written: dict[tuple[int, int], int] = {}
         self.new_tokens: dict[Sequence, int] = {}
@@ -30,7 +40,8 @@ class World:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def generate(self, tokens, new_tokens=2, n=1, **fields):
+    def generate(self, tokens, new_tokens=2, n=1, drafts=True, **fields):
+        fields["draft_limit"] = (len(tokens) + new_tokens) * drafts
         first = Sequence(Task.GENERATE, list(tokens), **fields)
         others = [Sequence(Task.GENERATE, list(tokens), index=i, parent=first, **fields) for i in range(1, n)]
         return self._add([first, *others], new_tokens)
@@ -81,14 +92,14 @@ class World:
             for offset in range(self.pool.block_size):
                 self.written[target, offset] = self.written.get((source, offset), 0)
         for sequence, count in plan.entries:
-            self._forward(sequence, count)
+            self._forward(sequence, count, plan.drafts.get(sequence, []))
         reading = [s for s, n in plan.entries if s.num_computed + n == len(s) and not s.is_prefix]
         for sequence, _ in plan.entries:
             if sequence not in self.order:
                 self.order.append(sequence)
         self.scheduler.advance(plan)
         for sequence in reading:
-            self._read(sequence)
+            self._read(sequence, plan.drafts.get(sequence, []))
         self.check()
 
     def drain(self, most_steps=20_000):
@@ -108,11 +119,11 @@ class World:
         load = self.scheduler.load()
         assert not any(sum(numbers.values()) for numbers in (load.num_waiting, load.waiting_tokens, load.num_running))
 
-    def _forward(self, sequence, count):
-        """Read what the window shows, write the new tokens' keys."""
+    def _forward(self, sequence, count, drafts):
+        """Read what the window shows, write the keys of the new tokens, of drafts too."""
         size, begin, end = self.pool.block_size, sequence.num_computed, sequence.num_computed + count
         known = 0
-        for position, token in enumerate(sequence.token_ids[:end]):
+        for position, token in enumerate([*sequence.token_ids[:end], *drafts]):
             known = hash((known, token, sequence.cache_salt))
             block = sequence.blocks[position // size]
             if position >= begin:
@@ -120,14 +131,31 @@ class World:
             elif position >= first_read(begin, self.window):
                 assert self.written[block, position % size] == known
 
-    def _read(self, sequence):
+    def _read(self, sequence, drafts):
         if sequence.task is Task.GENERATE:
-            self.scheduler.append_token(sequence, 7)
+            self._draw(sequence, drafts)
             if sequence.num_generated < self.new_tokens[sequence]:
+                assert sequence.num_remaining == 1
                 return
+            assert list(sequence.token_ids) == self._alone(sequence)
         self.scheduler.finish(sequence)
         del self.live[sequence]
         self.ended[sequence] += 1
+
+    def _draw(self, sequence, drafts):
+        """The token after what is known, and one more for each draft that was right."""
+        for draft in [*drafts, None]:
+            token = self.draw(sequence.token_ids)
+            self.scheduler.append_token(sequence, token, was_drafted=token == draft)
+            if token != draft or sequence.num_generated == self.new_tokens[sequence]:
+                return
+
+    def _alone(self, sequence):
+        """What the sequence must be at its end."""
+        tokens = list(sequence.token_ids[: sequence.num_prompt])
+        while len(tokens) < sequence.num_prompt + self.new_tokens[sequence]:
+            tokens.append(self.draw(tokens))
+        return tokens
 
     # -- what holds at any time -------------------------------------------------------------------
 
@@ -141,6 +169,7 @@ class World:
         decode = [s for s, _ in plan.entries if s in streams]
         prompts = [(s, n) for s, n in plan.entries if s not in streams]
         assert plan.num_tokens <= max(scheduler.max_batch_tokens, len(decode))
+        self._check_drafts(plan)
         assert all(len(s.blocks) * self.pool.block_size >= s.num_computed + n <= len(s) for s, n in plan.entries)
         cost = sum(limits.costs.cost(n, s.num_computed) for s, n in prompts)
         decode_cost = sum(limits.costs.cost(1, s.num_computed) for s in decode)
@@ -150,6 +179,16 @@ class World:
             most = min(most, limits.max_beside, pause if limits.pause_factor else most)
         assert cost <= most or sum(n for _, n in prompts) == 1
         assert len(scheduler.running) <= self.max_running + len(Task) - 1
+
+    def _check_drafts(self, plan):
+        assert plan.num_tokens == sum(n for _, n in plan.entries) + sum(map(len, plan.drafts.values()))
+        assert all((s, 1) in plan.entries and s.is_decoding for s in plan.drafts)
+        rows = sum(s.is_decoding for s, _ in plan.entries) + sum(map(len, plan.drafts.values()))
+        assert not plan.drafts or rows <= self.scheduler._speculation._max_rows
+        for sequence, drafts in plan.drafts.items():
+            length = sequence.num_computed + 1 + len(drafts)
+            assert 0 < len(drafts) < sequence.draft_limit - len(sequence)
+            assert len(sequence.blocks) * self.pool.block_size >= length
 
     def check(self):
         """Blocks are referenced by those who list them and by nobody else; states and counts agree."""
