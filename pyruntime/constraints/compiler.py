@@ -1,121 +1,105 @@
-"""Compiles constraints in threads of its own and keeps the last ones of each model."""
+"""Compiles constraints in threads of its own and keeps what it found out about the last ones of each model."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import queue
 import threading
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from llguidance import LLMatcher, LLTokenizer
-
-from pyruntime.constraints.grammar import ConstraintText, grammar_of, limits, shorten
-from pyruntime.constraints.guard import Guard
+from pyruntime.constraints.grammar import ConstraintText, check_size
+from pyruntime.constraints.guard import COMPILE_CPU_S, Guard
+from pyruntime.constraints.lanes import Lane, Verdict
 from pyruntime.constraints.matcher import Constraint
-from pyruntime.errors import CapabilityMissing, InvalidField
+from pyruntime.constraints.vocabulary import Vocabulary, known_vocabulary, vocabulary_of
+from pyruntime.errors import InvalidField
 from pyruntime.tokenization import Tokenizer
 
 NUM_THREADS = 2
-MOST_CACHED = 64
+# What is compiled within this processor time does not wait for what takes longer. Schemas of 50 kB take a third of it.
+QUICK_CPU_S = 0.2
+MOST_CACHED = 256
 
-
-class _Vocabulary:
-    """A model's tokens as the library sees them, and what was compiled for them, errors as well."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int]) -> None:
-        self.vocab_size = vocab_size
-        self.eos_ids = frozenset(each for each in eos_ids if each < vocab_size)
-        self.compiled: OrderedDict[ConstraintText, Constraint | InvalidField] = OrderedDict()
-        if not self.eos_ids:
-            raise CapabilityMissing("constraints need a model with an end-of-sequence token; this one has none")
-        # Ids that only one of tokenizer and model has are in neither's masks: they spell nothing, or are cut off.
-        width = max(vocab_size, tokenizer.vocab_size)
-        try:
-            self.tokens = LLTokenizer(tokenizer.definition(), n_vocab=width, eos_token=sorted(self.eos_ids))
-        except ValueError as error:
-            raise CapabilityMissing(f"constraints do not work with this tokenizer: {shorten(str(error))}") from error
+_Verdicts = OrderedDict[ConstraintText, Verdict]
 
 
 class ConstraintCompiler:
-    """Thread-safe. A compiled constraint goes with its model's tokenizer: when that is let go, so is the constraint."""
+    """Thread-safe. What is known of a text goes with its model's tokenizer.
+
+    The verdict on a text is kept. What follows a text while it grows is made for each request anew: the library shares
+    it between all copies, and with it the limit of its states, which one request must not use up for another.
+    """
 
     def __init__(self, num_threads: int = NUM_THREADS) -> None:
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="constrain")
-        self._guards: queue.SimpleQueue[Guard] = queue.SimpleQueue()
-        for _ in range(num_threads):
-            self._guards.put(Guard())
+        self._quick = Lane("quick", num_threads, lambda: Guard(QUICK_CPU_S), expected_s=0.01)
+        self._slow = Lane("slow", 1, Guard, expected_s=COMPILE_CPU_S / 2)
         self._lock = threading.Lock()
-        self._building = threading.Lock()  # held for seconds, so never by an event loop
-        self._vocabularies: WeakKeyDictionary[Tokenizer, _Vocabulary] = WeakKeyDictionary()
-        self._is_closed = False
+        self._verdicts: WeakKeyDictionary[Tokenizer, _Verdicts] = WeakKeyDictionary()
         self.num_compiled = 0
 
     async def compile(
         self, text: ConstraintText, tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int]
     ) -> Constraint:
-        """Raises ``InvalidField`` with what is wrong with the text, ``CapabilityMissing`` for models that cannot."""
-        found = self._cached(text, tokenizer)
-        if found is None:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._pool, self._compile, text, tokenizer, vocab_size, eos_ids)
-        if isinstance(found, InvalidField):
-            raise InvalidField(found.field, found.problem)
-        return found
+        """A constraint for one request.
+
+        Raises ``InvalidField`` with what is wrong with the text, ``CapabilityMissing`` for models that cannot be
+        constrained, ``Overloaded`` when too many texts wait.
+        """
+        check_size(text)
+        vocabulary = known_vocabulary(tokenizer, vocab_size, eos_ids)
+        if vocabulary is None:
+            vocabulary = await self._quick.run(vocabulary_of, tokenizer, vocab_size, eos_ids)
+        verdict = self._known(text, tokenizer) or await self._find_out(text, tokenizer, vocabulary)
+        if verdict.problem:
+            raise InvalidField(text.field, verdict.problem)
+        lane = self._slow if verdict.compile_s > QUICK_CPU_S else self._quick
+        try:
+            return await lane.run(Constraint, verdict.grammar, text.field, vocabulary)
+        except InvalidField as error:
+            self._keep(text, tokenizer, Verdict(problem=error.problem))
+            raise
 
     def close(self) -> None:
         """Nothing is compiled any more; what is being compiled ends with its process or on its own."""
-        self._is_closed = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._guards.get_nowait().close()
+        self._quick.close()
+        self._slow.close()
 
-    def _cached(self, text: ConstraintText, tokenizer: Tokenizer) -> Constraint | InvalidField | None:
+    @property
+    def num_jobs(self) -> int:
+        """Texts that are being compiled or wait for it."""
+        return self._quick.num_jobs + self._slow.num_jobs
+
+    async def _find_out(self, text: ConstraintText, tokenizer: Tokenizer, vocabulary: Vocabulary) -> Verdict:
+        question, key = _question(text, vocabulary), (id(vocabulary), text)
+        verdict = await self._quick.check(key, question)
+        if verdict.took_too_long:
+            verdict = await self._slow.check(key, question)
+        if verdict.took_too_long:
+            verdict = Verdict(problem=f"takes more than {COMPILE_CPU_S:g} s to compile")
+        self._keep(text, tokenizer, verdict)
+        return verdict
+
+    def _known(self, text: ConstraintText, tokenizer: Tokenizer) -> Verdict | None:
         with self._lock:
-            vocabulary = self._vocabularies.get(tokenizer)
-            if vocabulary is None or text not in vocabulary.compiled:
+            known = self._verdicts.get(tokenizer)
+            if known is None or text not in known:
                 return None
-            vocabulary.compiled.move_to_end(text)
-            return vocabulary.compiled[text]
+            known.move_to_end(text)
+            return known[text]
 
-    def _compile(
-        self, text: ConstraintText, tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int]
-    ) -> Constraint | InvalidField:
-        found = self._cached(text, tokenizer)
-        if found is not None:  # another request has compiled it meanwhile
-            return found
-        with self._building:
-            vocabulary = self._vocabularies.get(tokenizer)
-            if vocabulary is None:
-                vocabulary = _Vocabulary(tokenizer, vocab_size, eos_ids)
-                with self._lock:
-                    self._vocabularies[tokenizer] = vocabulary
-        try:
-            found = self._compiled(text, vocabulary)
-        except InvalidField as error:
-            found = InvalidField(error.field, error.problem)
+    def _keep(self, text: ConstraintText, tokenizer: Tokenizer, verdict: Verdict) -> None:
         with self._lock:
-            vocabulary.compiled[text] = found
-            while len(vocabulary.compiled) > MOST_CACHED:
-                vocabulary.compiled.popitem(last=False)
-        return found
+            known = self._verdicts.setdefault(tokenizer, OrderedDict())
+            self.num_compiled += text not in known
+            known[text] = verdict
+            while len(known) > MOST_CACHED:
+                known.popitem(last=False)
 
-    def _compiled(self, text: ConstraintText, vocabulary: _Vocabulary) -> Constraint:
-        self.num_compiled += 1
-        grammar = grammar_of(text)
-        guard = self._guards.get()
-        try:
-            problem = guard.complaint(grammar)
-        finally:
-            if self._is_closed:
-                guard.close()
-            else:
-                self._guards.put(guard)
-        root = None if problem else LLMatcher(vocabulary.tokens, grammar, limits=limits(), log_level=0)
-        problem = problem or (root.get_error() if root is not None else "")
-        if problem or root is None:
-            raise InvalidField(text.field, f"does not compile: {shorten(problem)}")
-        return Constraint(root, text.field, vocabulary.vocab_size, vocabulary.eos_ids)
+
+def _question(text: ConstraintText, vocabulary: Vocabulary) -> dict[str, Any]:
+    """What ``checking.checked`` is asked. Only grammars can name tokens."""
+    only = text.texts[0]
+    names = vocabulary.special_names if text.kind == "grammar" and "<" in only else {}
+    num_ids = vocabulary.num_ids if text.kind == "grammar" and "<[" in only else 0
+    mentioned = [name for name in names if name in only]
+    return {"kind": text.kind, "texts": list(text.texts), "special_names": mentioned, "num_ids": num_ids}

@@ -2,38 +2,59 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher
 
-from pyruntime.constraints.grammar import shorten
+from pyruntime.constraints.grammar import NOT_TO_BE_FOLLOWED, limits, shorten
+from pyruntime.constraints.vocabulary import Vocabulary
 from pyruntime.errors import InvalidField
+
+# Processor time that following a request's texts may take, all its continuations together: so much at first, and so
+# much more with each token. A schema takes 0.1 ms a token, patterns over letters of any script up to 3 ms.
+FIRST_S, TOKEN_S = 2.0, 0.002
 
 
 class Constraint:
-    """A compiled constraint of one model, the same for all requests that name it.
+    """A compiled constraint of one request.
 
-    ``field``: its proto path, for errors. ``vocab_size``: logits of the model. ``eos_ids``: its end-of-sequence tokens,
-    which are allowed where the text may end. Raises ``InvalidField`` when no text but the empty one can be spelled.
+    ``grammar``: the library's. ``field``: its proto path, for errors. Raises ``InvalidField`` when no text but the
+    empty one can be spelled, and for what is wrong with the grammar together with the model's tokens.
     """
 
-    def __init__(self, root: LLMatcher, field: str, vocab_size: int, eos_ids: frozenset[int]) -> None:
+    def __init__(self, grammar: str, field: str, vocabulary: Vocabulary) -> None:
         self.field = field
-        self.vocab_size = vocab_size
-        self.eos_ids = eos_ids
-        self._root = root
-        first = Matcher(self, root, frozenset())
+        self.vocabulary = vocabulary
+        form = grammar if vocabulary.forces_tokens else _unforced(grammar)
+        self._root = LLMatcher(vocabulary.tokens, form, limits=limits(), log_level=0)
+        if problem := self._root.get_error():
+            raise InvalidField(field, f"does not compile: {shorten(problem)}")
+        self._left_s = FIRST_S
+        first = Matcher(self, self._root, frozenset())
         if first.look():
             raise InvalidField(field, "no text conforms to it but the empty one")
         self._first = first.mask
 
+    @property
+    def vocab_size(self) -> int:
+        return self.vocabulary.vocab_size
+
     def matcher(self, stop_ids: frozenset[int]) -> Matcher:
         """A matcher at the beginning. ``stop_ids``: tokens that end the continuation that it is for."""
-        matcher = Matcher(self, self._root.deep_copy(), self.eos_ids - stop_ids)
+        matcher = Matcher(self, self._root.deep_copy(), self.vocabulary.eos_ids - stop_ids)
         matcher.begin(self._first)
         return matcher
+
+    def spend(self, taken_s: float) -> None:
+        """Count processor time of one token. Raises ``InvalidField`` when there is none left."""
+        self._left_s = min(FIRST_S, self._left_s + TOKEN_S - taken_s)
+        if self._left_s < 0:
+            limit = f"{FIRST_S:g} s and {TOKEN_S * 1e3:g} ms more a token"
+            raise InvalidField(self.field, f"is too costly to follow: it takes more processor time than {limit}")
 
 
 class Matcher:
@@ -48,6 +69,7 @@ class Matcher:
         self.mask: Any = np.zeros((constraint.vocab_size + 31) // 32, np.int32)
         self._state = state
         self._unwanted = unwanted
+        self._is_first = len(constraint.vocabulary.twin_ids) > 0
 
     def begin(self, mask: Any) -> None:
         """Take over the mask of the beginning, which is the same for all."""
@@ -59,21 +81,25 @@ class Matcher:
 
         Raises ``InvalidField`` when the text can neither end nor go on, or following it takes more than the limits.
         """
-        if not self._state.consume_token(token_id):
+        start = time.thread_time()
+        if not self._state.consume_token(self._spelled(token_id)):
             raise InvalidField(self.constraint.field, f"cannot be followed: {shorten(self._state.get_error())}")
-        return self.look()
+        is_complete = self.look()
+        self.constraint.spend(time.thread_time() - start)
+        return is_complete
 
     def look(self) -> bool:
         """Read the mask of the present state; as ``advance``."""
-        self._state.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
+        self._read_mask()
         if self._state.is_error():
-            problem = "no text conforms to it, or it is too costly to follow"
-            raise InvalidField(self.constraint.field, f"{problem}: {shorten(self._state.get_error())}")
+            problem = f"{NOT_TO_BE_FOLLOWED}: {shorten(self._state.get_error())}"
+            raise InvalidField(self.constraint.field, problem)
         if spare := self.constraint.vocab_size % 32:
             self.mask[-1:].view(np.uint32)[:] &= np.uint32((1 << spare) - 1)
-        may_end = any(self.allows(token_id) for token_id in self.constraint.eos_ids)
+        eos_ids = self.constraint.vocabulary.eos_ids
+        may_end = any(self.allows(token_id) for token_id in eos_ids)
         going_on = self.mask.copy()
-        _clear(going_on, self.constraint.eos_ids)
+        _clear(going_on, eos_ids)
         if not going_on.any():
             if may_end:
                 return True
@@ -89,6 +115,38 @@ class Matcher:
         left = self.mask.copy()
         _clear(left, banned)
         return bool(left.any())
+
+    def _spelled(self, token_id: int) -> int:
+        """The id that stands for the token where it is. Special tokens are no text: the next one is the first still."""
+        vocabulary = self.constraint.vocabulary
+        if not self._is_first or token_id in vocabulary.special_ids:
+            return token_id
+        self._is_first = False
+        place = int(np.searchsorted(vocabulary.first_ids, token_id))
+        has_twin = place < len(vocabulary.first_ids) and vocabulary.first_ids[place] == token_id
+        return int(vocabulary.twin_ids[place]) if has_twin else token_id
+
+    def _read_mask(self) -> None:
+        vocabulary = self.constraint.vocabulary
+        num_words = (vocabulary.num_ids + 31) // 32
+        words = self.mask if num_words == len(self.mask) else np.empty(num_words, np.int32)
+        self._state.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._is_first:
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+            bits[vocabulary.first_ids] = bits[vocabulary.twin_ids]
+            words = np.packbits(bits, bitorder="little").view(np.int32)
+        if words is not self.mask:
+            self.mask[:] = words[: len(self.mask)]
+
+
+def _unforced(grammar: str) -> str:
+    """The same grammar, for a vocabulary that spells nothing by itself."""
+    if grammar.lstrip().startswith("{"):
+        (main,) = json.loads(grammar)["grammars"]
+    else:
+        main = {"lark_grammar": grammar}
+    root = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: @main'}
+    return json.dumps({"grammars": [root, main | {"name": "main"}]})
 
 
 def _clear(mask: Any, token_ids: Iterable[int]) -> None:

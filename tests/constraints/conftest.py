@@ -14,8 +14,9 @@ def tokenizer():
     return byte_tokenizer()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def compiler():
+    """For many tests, since its processes take a moment to start; texts that one has compiled stay known."""
     compiler = ConstraintCompiler()
     yield compiler
     compiler.close()

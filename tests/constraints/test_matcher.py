@@ -9,6 +9,7 @@ import re
 import jsonschema
 import pytest
 
+from pyruntime.constraints.grammar import ConstraintText
 from pyruntime.errors import InvalidField
 from tests.fakes import EOS
 
@@ -83,11 +84,23 @@ async def test_white_space_between_json_tokens_is_bounded(compile_):
 
 
 async def test_options_in_a_schema_do_not_loosen_it(compile_):
-    with pytest.raises(InvalidField, match="not"):
-        await compile_("json_schema", '{"x-guidance":{"lenient":true},"not":{"type":"string"}}')
+    with pytest.raises(InvalidField, match="uniqueItems"):
+        await compile_("json_schema", '{"x-guidance":{"lenient":true},"uniqueItems":true}')
     with pytest.raises(InvalidField, match="oneOf"):
-        schema = '{"x-guidance":{"coerce_one_of":true},"oneOf":[{"minimum":1},{"maximum":5}]}'
+        schema = '{"x-guidance":{"coerce_one_of":true},"oneOf":[{"multipleOf":3},{"multipleOf":5}]}'
         await compile_("json_schema", schema)
+    schema = '{"x-guidance":{"whitespace_pattern":"x*","item_separator":";"},"type":"array","items":{"const":1}}'
+    constraint = await compile_("json_schema", schema)
+    assert accepts(constraint, "[1, 1]")
+    assert not accepts(constraint, "[1;1]")
+    assert not accepts(constraint, "[1,x1]")
+
+
+async def test_a_schema_may_want_no_white_space(compile_):
+    schema = '{"x-guidance":{"whitespace_flexible":false},"type":"array","items":{"const":1}}'
+    constraint = await compile_("json_schema", schema)
+    assert accepts(constraint, "[1,1]")
+    assert not accepts(constraint, "[1, 1]")
 
 
 async def test_each_continuation_has_a_matcher_of_its_own(compile_):
@@ -106,6 +119,17 @@ async def test_an_end_that_does_not_count_is_left_out_while_more_may_follow(comp
     assert matcher.allows(ord("b"))
     assert not matcher.allows(EOS)
     assert matcher.advance(ord("b"))
+
+
+async def test_each_of_several_ends_counts_where_the_text_may_end(compiler, tokenizer):
+    ends = frozenset({EOS, 256})
+    constraint = await compiler.compile(ConstraintText("regex", ("ab?",)), tokenizer, 260, ends)
+    for stops, allowed in [(ends, [True, True]), (STOPS, [True, False]), (frozenset(), [False, False])]:
+        matcher = constraint.matcher(stops)
+        assert not matcher.allows(EOS)
+        assert not matcher.advance(ord("a"))
+        assert [matcher.allows(EOS), matcher.allows(256)] == allowed
+        assert matcher.advance(ord("b"))
 
 
 async def test_a_vocabulary_that_cannot_go_on_is_an_error(compile_):

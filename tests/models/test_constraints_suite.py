@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,13 +24,24 @@ from pyruntime.v1 import generate_pb2
 from tests.fakes import EOS
 from tests.models.byte_model import channel_to, save_byte_model
 
-AT_LEAST = 300
+AT_LEAST = 900
+
+
+def multiple_of(_validator, divisor, value, _schema):
+    """As written, in decimals: jsonschema counts in floats, for which 0.3 is no multiple of 0.0001."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and Decimal(str(value)) % Decimal(str(divisor)):
+        yield jsonschema.ValidationError(f"{value} is not a multiple of {divisor}")
+
+
 DRAFTS = {
-    "draft2020-12": jsonschema.Draft202012Validator,
-    "draft2019-09": jsonschema.Draft201909Validator,
-    "draft7": jsonschema.Draft7Validator,
-    "draft6": jsonschema.Draft6Validator,
-    "draft4": jsonschema.Draft4Validator,
+    name: jsonschema.validators.extend(validator, {"multipleOf": multiple_of})
+    for name, validator in {
+        "draft2020-12": jsonschema.Draft202012Validator,
+        "draft2019-09": jsonschema.Draft201909Validator,
+        "draft7": jsonschema.Draft7Validator,
+        "draft6": jsonschema.Draft6Validator,
+        "draft4": jsonschema.Draft4Validator,
+    }.items()
 }
 # What a byte decoder must be pushed to, or it would write strings to the end of its context.
 ENDS = {ord(c): 6.0 for c in '"]},:'} | {EOS: 12.0}
@@ -101,7 +113,7 @@ async def test_every_output_conforms_to_its_schema(generate, record_property):
     record_property("verdicts", dict(verdicts))
     print(f"{len(cases)} cases: {dict(verdicts)}")
     assert set(verdicts) <= {"refused", "cut", "conforms"}
-    # Of 1276 cases 722 conform, 7 are cut and 547 are refused: a keyword, a format or a remote file is not to be had.
+    # Of 1276 cases 936 conform, 8 are cut and 332 are refused: a keyword, a format or a remote file is not to be had.
     assert verdicts["conforms"] >= AT_LEAST
     assert verdicts["cut"] <= len(cases) // 50
-    assert verdicts["refused"] <= 560
+    assert verdicts["refused"] <= 345
