@@ -34,7 +34,8 @@ class IncrementalDetokenizer:
         self._backend = backend
         self._skipped = skipped
         kinds = _decoder_kinds(backend)
-        self._rule: _Bytes | _Window = _Bytes() if kinds == ["ByteLevel"] else _Window(backend, "ByteFallback" in kinds)
+        only_bytes = set(kinds) - {"Fuse"} == {"ByteLevel"}  # joining what is joined already changes nothing
+        self._rule: _Bytes | _Window = _Bytes() if only_bytes else _Window(backend, "ByteFallback" in kinds)
 
     def push(self, token_id: int) -> str:
         """The text that ``token_id`` makes certain: often its own, none while a code point is unfinished."""
@@ -54,7 +55,7 @@ class _Bytes:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int, token: str) -> str:
-        table = _byte_of_character()
+        table = byte_level_alphabet()
         try:
             raw = bytes([table[character] for character in token])
         except KeyError:
@@ -163,20 +164,22 @@ def _unfinished(raw: bytes | bytearray) -> int:
 
 
 def _decoder_kinds(backend: Any) -> list[str]:
-    """The types in the tokenizer's decoder, sequences flattened."""
+    return [step["type"] for step in decoder_steps(backend)]
 
-    def flat(decoder: dict[str, Any]) -> list[str]:
+
+def decoder_steps(backend: Any) -> list[dict[str, Any]]:
+    """The settings of each step of the tokenizer's decoder, sequences flattened; none without a decoder."""
+
+    def flat(decoder: dict[str, Any]) -> list[dict[str, Any]]:
         if decoder["type"] == "Sequence":
-            return [kind for part in decoder["decoders"] for kind in flat(part)]
-        return [decoder["type"]]
+            return [step for part in decoder["decoders"] for step in flat(part)]
+        return [decoder]
 
-    if backend.decoder is None:
-        return []
-    return flat(json.loads(backend.decoder.__getstate__()))
+    return [] if backend.decoder is None else flat(json.loads(backend.decoder.__getstate__()))
 
 
 @cache
-def _byte_of_character() -> dict[str, int]:
+def byte_level_alphabet() -> dict[str, int]:
     """The byte-level alphabet: printable Latin-1 stands for itself, other bytes for U+0100 onwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from pyruntime.detokenization import IncrementalDetokenizer, StopMatcher
+from pyruntime.detokenization import IncrementalDetokenizer, StopMatcher, decoder_steps
 from pyruntime.errors import CapabilityMissing, InvalidField, ModelLoadError
 
 # Characters of a template's own error, which may repeat the whole conversation.
@@ -166,6 +166,14 @@ class Tokenizer:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Each id's entry in the vocabulary, as it stands there; empty for an id outside of it."""
         return [self._backend.id_to_token(i) or "" for i in ids]
+
+    def decode_batch(self, lists: list[list[int]]) -> list[str]:
+        """The texts of many lists, special tokens included; parallel over lists, without the interpreter lock."""
+        return [str(text) for text in self._backend.decode_batch(lists, skip_special_tokens=False)]
+
+    def decoder_steps(self) -> list[dict[str, Any]]:
+        """As ``detokenization.decoder_steps``."""
+        return decoder_steps(self._backend)
 
     def detokenizer(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
         """A fresh detokenizer for one stream of ids; for use by one thread at a time."""

@@ -7,74 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from tokenizers import Tokenizer as Backend
-from transformers import PreTrainedTokenizerFast
 
 from pyruntime.detokenization import MAX_HELD_BYTES, IncrementalDetokenizer
 from pyruntime.errors import CapabilityMissing, InvalidField, ModelLoadError
 from pyruntime.tokenization import Tokenizer
+from tests.tokenizer_kinds import KINDS, byte_fallback, byte_level, make, word_piece
 
 TEXT = "Hello  world! Don't stop. 🙂🏳️‍🌈 é e\u0301 日本語 ᚠᛇᚻ a\u200db\n\n  end \ufffd x"
-CORPUS = ["hello world, don't stop the stream of tokens", "a cache holds blocks. the end!", "日本語 é"] * 3
-BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
-
-
-def byte_level() -> Backend:
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    backend.train_from_iterator(CORPUS, trainer)
-    backend.add_special_tokens([AddedToken("<|end|>", special=True)])
-    backend.add_tokens([AddedToken("<日本>", normalized=False)])
-    return backend
-
-
-def byte_fallback(strip: bool) -> Backend:
-    pieces = ["<unk>", "<s>", "</s>", *BYTE_TOKENS, "▁", *"abcdehilnoprstw!.'", "he", "ll", "hell", "▁w", "▁s", "é"]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("▁", "w"), ("▁", "s")]
-    backend = Backend(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
-    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-    )
-    return backend
-
-
-def word_piece() -> Backend:
-    backend = Backend(models.WordPiece(unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=["[UNK]", "[CLS]", "[SEP]"])
-    backend.train_from_iterator(CORPUS, trainer)
-    backend.decoder = decoders.WordPiece()
-    backend.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    return backend
-
-
-def metaspace() -> Backend:
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
-    backend.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=80, special_tokens=["<s>"]))
-    return backend
-
-
-KINDS = {
-    "byte_level": byte_level,
-    "byte_fallback_stripped": lambda: byte_fallback(strip=True),
-    "byte_fallback": lambda: byte_fallback(strip=False),
-    "word_piece": word_piece,
-    "metaspace": metaspace,
-}
-
-
-def make(backend: Backend, **options: Any) -> Tokenizer:
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **options))
 
 
 @pytest.fixture(params=list(KINDS))

@@ -10,16 +10,15 @@ import grpc
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pyruntime.config import Settings
-from pyruntime.registry import ModelRegistry, ServedModel
-from pyruntime.service.server_builder import build_server
+from pyruntime.registry import ServedModel
 from pyruntime.v1 import generate_pb2_grpc
 from tests.fakes import EOS, byte_tokenizer
+from tests.models.lent import serving
 
 CONTEXT = 512
 
 
-def save_byte_model(folder: Path) -> Path:
+def save_byte_model(folder: Path, context: int = CONTEXT) -> Path:
     torch.manual_seed(5)
     config = LlamaConfig(
         vocab_size=260,
@@ -28,7 +27,7 @@ def save_byte_model(folder: Path) -> Path:
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         bos_token_id=256,
         eos_token_id=EOS,
     )
@@ -40,11 +39,6 @@ def save_byte_model(folder: Path) -> Path:
 @contextlib.asynccontextmanager
 async def channel_to(model: ServedModel) -> AsyncIterator[generate_pb2_grpc.GenerateServiceStub]:
     """A server of its own for the model, which stays loaded."""
-    registry = ModelRegistry()
-    registry.declare(model.info.name)
-    registry.set_serving(model.info.name, model)
-    server = build_server(registry, Settings(port=0))
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    models = {model.info.name: model}
+    async with serving(models) as (server, _), grpc.aio.insecure_channel(server.address) as channel:
         yield generate_pb2_grpc.GenerateServiceStub(channel)
-    await server.drain(0)

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from pyruntime.config import Settings
-from pyruntime.registry import ModelRegistry, ServedModel
-from pyruntime.service.server_builder import build_server
+from pyruntime.registry import ServedModel
 from pyruntime.serving import load_served_model
 from pyruntime.v1 import score_pb2, score_pb2_grpc
+from tests.models.lent import serving
 from tests.models.texts import text
 
 # How the tokenizers of Qwen cut a text before they merge bytes.
@@ -100,11 +100,6 @@ def load(folder: Path, **settings: Any) -> ServedModel:
 @contextlib.asynccontextmanager
 async def channel_to(model: ServedModel, **settings: Any) -> AsyncIterator[score_pb2_grpc.ScoreServiceStub]:
     """A client of a server that has this one model."""
-    registry = ModelRegistry()
-    registry.declare("small")
-    registry.set_serving("small", model)
-    server = build_server(registry, Settings(port=0, **settings))
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    lent = serving({"small": model}, Settings(port=0, **settings))
+    async with lent as (server, _), grpc.aio.insecure_channel(server.address) as channel:
         yield score_pb2_grpc.ScoreServiceStub(channel)
-    await server.drain(0)

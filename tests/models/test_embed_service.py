@@ -13,9 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 from pyruntime.client import AsyncClient, Client
-from pyruntime.config import Settings
-from pyruntime.registry import ModelRegistry
-from pyruntime.service.server_builder import build_server
+from tests.models.lent import serving
 from tests.models.sentence_folders import BERT, TEXTS, body_folder, masked_lm_folder, serve
 from tests.models.texts import WORDS
 
@@ -25,16 +23,8 @@ MINILM = "all-minilm-l6-v2"
 @contextlib.asynccontextmanager
 async def address_of(**models):
     """A server of these models, which stay their owners'."""
-    registry = ModelRegistry()
-    for name, model in models.items():
-        registry.declare(name)
-        registry.set_serving(name, model)
-    server = build_server(registry, Settings(port=0))
-    port = await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.drain(0)
+    async with serving(models) as (server, _):
+        yield server.address
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,11 @@ from transformers import AutoModelForCausalLM
 
 from pyruntime.client import AsyncClient
 from pyruntime.config import Settings
-from pyruntime.registry import ModelRegistry
-from pyruntime.service.server_builder import build_server
 from pyruntime.serving import load_served_model
 from pyruntime.types import FinishReason, GenerateRequest, PromptLogprobs, SamplingParams, StopParams
 from tests.fakes import byte_tokenizer
 from tests.models.architectures import DECODERS, save
+from tests.models.lent import serving
 from tests.models.texts import prompt_ids
 
 TOP = 5
@@ -140,18 +139,12 @@ async def test_a_context_that_is_exactly_full(tiny):
 async def test_through_the_service(tiny):
     """The stream's chunks put together are the unary answer, which is what eager computes."""
     model, eager = tiny
-    registry = ModelRegistry()
-    registry.declare(model.info.name)
-    registry.set_serving(model.info.name, model)
-    server = build_server(registry, Settings(port=0))
-    address = f"127.0.0.1:{await server.start()}"
     ids = ids_of(50, 14)
     options = {"temperature": 0, "max_new_tokens": 20, "n": 2, "logprobs": TOP, "prompt_logprobs": True}
-    async with AsyncClient(address) as client:
+    async with serving({model.info.name: model}) as (server, _), AsyncClient(server.address) as client:
         whole = await client.complete(ids, logprob_token_ids=[3, 9], **options)
         stream = client.stream_chunks(ids, logprob_token_ids=[3, 9], chunk_tokens=7, **options)
         received = [chunk async for chunk in stream]
-    await server.drain(0)
     assert [entry for chunk in received for entry in chunk.prompt_logprobs] == list(whole.prompt_logprobs)
     assert_equal(as_arrays(whole.prompt_logprobs), ids, reference_of(eager, ids), 1e-4)
     for completion in whole.completions:

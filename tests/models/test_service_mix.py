@@ -8,9 +8,6 @@ import grpc
 import numpy as np
 import pytest
 
-from pyruntime.config import Settings
-from pyruntime.registry import ModelRegistry
-from pyruntime.service.server_builder import build_server
 from pyruntime.v1 import (
     common_pb2,
     embed_pb2,
@@ -20,6 +17,7 @@ from pyruntime.v1 import (
     score_pb2,
     score_pb2_grpc,
 )
+from tests.models.lent import serving
 from tests.models.texts import text
 
 GEMMA, MINILM = "gemma-3-270m", "all-minilm-l6-v2"
@@ -29,16 +27,9 @@ MEMORY_SLACK = 96 * 2**20
 
 @pytest.fixture
 async def channel(served):
-    registry = ModelRegistry()
-    for name in (GEMMA, MINILM):
-        registry.declare(name)
-        registry.set_serving(name, served(name, "float32"))
-    server = build_server(registry, Settings(port=0))
-    # The models stay with the session's fixture: the server only borrows them.
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
+    models = {name: served(name, "float32") for name in (GEMMA, MINILM)}
+    async with serving(models) as (server, _), grpc.aio.insecure_channel(server.address) as opened:
         yield opened
-    await server.drain(0)
 
 
 def generate_request(i):
