@@ -1,13 +1,17 @@
-"""What both clients' ``embed_stream`` share."""
+"""What both clients share for work of many requests."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+import contextlib
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
+from dataclasses import replace
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pyruntime.client.errors import ApiError
 from pyruntime.client.messages import Embedding, check_is_list, each_embedding, good
+from pyruntime.client.ranking import RankedDocument
 from pyruntime.v1 import embed_pb2
 
 T = TypeVar("T")
@@ -46,6 +50,41 @@ def results(response: embed_pb2.EmbedResponse, return_errors: bool) -> list[Embe
     """One entry an input. Raises the first input's error unless ``return_errors``."""
     found = each_embedding(response)
     return found if return_errors else list(good(found))
+
+
+@contextlib.contextmanager
+def progress_bar(inputs: object, shown: bool | None) -> Iterator[Any]:
+    """A bar of the inputs that are done, on standard error; call its ``update``.
+
+    ``shown``: None shows it where standard error is a terminal.
+    """
+    from tqdm import tqdm
+
+    total = len(inputs) if isinstance(inputs, Sized) else None
+    disable = None if shown is None else not shown
+    with tqdm(total=total, unit=" inputs", disable=disable, file=sys.stderr) as bar:
+        yield bar
+
+
+@contextlib.contextmanager
+def part_from(start: int) -> Iterator[None]:
+    """Errors raised inside say where in all of the inputs their part begins."""
+    try:
+        yield
+    except ApiError as error:
+        if start:
+            error.add_note(f"in the part that begins with input {start}, which is number 0 there")
+        raise
+
+
+def moved(ranked: Iterable[RankedDocument], start: int) -> list[RankedDocument]:
+    """As documents of a list in which their first one is number ``start``."""
+    return [replace(each, index=start + each.index) for each in ranked]
+
+
+def best(ranked: Iterable[RankedDocument], top_n: int | None) -> list[RankedDocument]:
+    """Highest score first, equal ones by index, as the server orders them."""
+    return sorted(ranked, key=lambda each: (-each.score, each.index))[:top_n]
 
 
 def _checked(size: int) -> int:

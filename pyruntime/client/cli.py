@@ -8,10 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from pyruntime.client import console, messages, ranking
+from grpc_health.v1 import health_pb2
+
+from pyruntime.client import arguments, console, generate_command, messages, ranking
+from pyruntime.client.calls import api_errors
 from pyruntime.client.errors import ApiError
-from pyruntime.client.messages import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, finish_name
-from pyruntime.client.sync import Client, api_errors
+from pyruntime.client.messages import DEFAULT_TIMEOUT_S
+from pyruntime.client.retry import Retry
+from pyruntime.client.sync import Client
 from pyruntime.v1 import model_pb2
 
 # Returns how many of the inputs the server refused; those have been shown.
@@ -20,56 +24,53 @@ Run: TypeAlias = Callable[[Client, argparse.Namespace], int]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 when the server refuses or cannot be reached, 2 for bad usage, 130 when interrupted."""
-    options = _parser().parse_args(argv)
+    options = arguments.parser().parse_args(argv)
     try:
-        timeout_s = DEFAULT_TIMEOUT_S if options.timeout is None else options.timeout
-        with Client(options.target, timeout_s=timeout_s, model=getattr(options, "model", "")) as client:
-            return 1 if options.run(client, options) else 0
+        with open_client(options) as client:
+            return 1 if RUNS[options.command](client, options) else 0
     except ApiError as error:
-        console.print_error(error)
+        console.print_error(error, options.target)
         return 1
     except UnicodeEncodeError:
         # Bytes of the command line that are no UTF-8 reach Python as lone surrogates, which cannot be sent.
         print("pyruntime: an argument is not UTF-8", file=sys.stderr)
-        return 2
-    except (TypeError, ValueError) as error:
-        # A number that its field cannot hold, a negative count for example: protobuf refuses it before it is sent.
-        print(f"pyruntime: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # The reader has seen enough. Nothing must be flushed into the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (TypeError, ValueError, OSError) as error:
+        # A number that its field cannot hold, which protobuf refuses; an address that is none; a missing file.
+        print(f"pyruntime: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
-def run_generate(client: Client, options: argparse.Namespace) -> int:
-    names = "temperature top_p top_k min_p seed max_new_tokens min_new_tokens stop ignore_eos n".split()
-    given = {name: getattr(options, name) for name in names}
-    prompt = console.texts(options.prompt, "prompt", whole=True)[0]
-    if options.json or (options.n or 1) > 1:
-        response = client.complete(prompt, **given)
-        for completion in response.completions:
-            finish = finish_name(completion.finish_reason)
-            record = {"index": completion.index, "text": completion.text, "finish_reason": finish}
-            console.emit(options, record | {"tokens": len(completion.token_ids)}, completion.text)
-        return 0
-    for text in client.stream(prompt, **given):
-        print(text, end="", flush=True)
-    print()
-    return 0
+def open_client(options: argparse.Namespace) -> Client:
+    token = console.token_of(options.token_file)
+    return Client(
+        options.target,
+        timeout_s=DEFAULT_TIMEOUT_S if options.timeout is None else options.timeout,
+        model=getattr(options, "model", ""),
+        retry=Retry(on_wait=console.print_wait),
+        tls=options.tls,
+        root_certificates=options.ca,
+        certificate=options.certificate,
+        key=options.key,
+        token=token,
+    )
 
 
 def run_embed(client: Client, options: argparse.Namespace) -> int:
     texts = console.texts(options.text, "text")
     names = "kind pooling normalize dimensions truncation prompt_name".split()
     given = {name: getattr(options, name) for name in names}
-    results = client.embed_stream(
-        texts, batch_size=console.CHUNK, timeout_s=options.timeout, return_errors=True, **given
+    results: Any = client.embed_stream(
+        texts, batch_size=options.batch_size or console.CHUNK, timeout_s=options.timeout, return_errors=True, **given
     )
     failed = 0
-    for index, result in enumerate(console.progress(results, len(texts), "texts")):
+    for index, result in enumerate(console.progress(results, texts.count, "texts")):
         if isinstance(result, ApiError):
             failed += console.emit_error(options, index, "text", result)
         else:
@@ -82,15 +83,14 @@ def run_score(client: Client, options: argparse.Namespace) -> int:
     def ask(items: list[str]) -> list[Any]:
         given = {"apply_softmax": options.apply_softmax, "item_first": options.item_first}
         request = messages.score_request(options.query, items, options.label or (), options.model, given)
-        with api_errors():
-            response = client.score_stub.Score(request, timeout=options.timeout)
+        response = client.calls.answer(client.score_stub.Score, request, options.timeout, patient=True)
         if not labels:  # those of a model that has its own
             labels.extend(next(each.labels for each in client.models() if each.name == response.model))
         return list(messages.each_score(response))
 
     labels: list[str] = list(options.label or ())
     failed = 0
-    for start, chunk in console.chunks(console.texts(options.item, "item"), "items"):
+    for start, chunk in console.chunks(console.texts(options.item, "item"), "items", options.batch_size):
         for index, result in enumerate(each_answer(chunk, "items", ask), start):
             if isinstance(result, ApiError):
                 failed += console.emit_error(options, index, "item", result)
@@ -119,15 +119,15 @@ def run_rerank(client: Client, options: argparse.Namespace) -> int:
 
     def ask(part: list[str]) -> list[Any]:
         request = ranking.rerank_request(options.query, part, options.model, given)
-        with api_errors():
-            response = client.score_stub.Rerank(request, timeout=options.timeout)
+        response = client.calls.answer(client.score_stub.Rerank, request, options.timeout, patient=True)
         found: dict[int, Any] = {each.index: each.score for each in response.results}
         found |= {each.index: ApiError.from_status(each.error) for each in response.errors}
         return [found[index] for index in range(len(part))]
 
-    documents = console.texts(options.document, "document")
+    documents: list[str] = []
     answers: list[Any] = []
-    for _, chunk in console.chunks(documents, "documents"):
+    for _, chunk in console.chunks(console.texts(options.document, "document"), "documents", options.batch_size):
+        documents += chunk
         answers += each_answer(chunk, "documents", ask)
     good = [index for index, answer in enumerate(answers) if not isinstance(answer, ApiError)]
     for index in sorted(good, key=lambda index: -answers[index])[: options.top_n]:
@@ -144,11 +144,11 @@ def run_classify(client: Client, options: argparse.Namespace) -> int:
     def ask(part: list[str]) -> list[Any]:
         inputs = [(options.first, text) for text in part] if is_pair else part
         request = ranking.classify_request(inputs, options.model, given)
-        with api_errors():
-            return list(ranking.each_classes(client.score_stub.Classify(request, timeout=options.timeout)))
+        response = client.calls.answer(client.score_stub.Classify, request, options.timeout, patient=True)
+        return list(ranking.each_classes(response))
 
     failed = 0
-    for start, chunk in console.chunks(console.texts(options.text, "text"), "texts"):
+    for start, chunk in console.chunks(console.texts(options.text, "text"), "texts", options.batch_size):
         for index, result in enumerate(each_answer(chunk, "pairs" if is_pair else "inputs", ask), start):
             if isinstance(result, ApiError):
                 failed += console.emit_error(options, index, "text", result)
@@ -175,6 +175,16 @@ def run_models(client: Client, options: argparse.Namespace) -> int:
     return 0
 
 
+def run_health(client: Client, options: argparse.Namespace) -> int:
+    """One attempt: a probe is to tell what is, and soon."""
+    request = health_pb2.HealthCheckRequest(service=options.service)
+    with api_errors():
+        answer = client.health_stub.Check(request, timeout=options.timeout)
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    console.emit(options, {"service": options.service, "status": status}, status)
+    return int(answer.status != health_pb2.HealthCheckResponse.SERVING)
+
+
 def run_tokenize(client: Client, options: argparse.Namespace) -> int:
     for text in console.texts(options.text, "text"):
         response = client.tokenize(text, special_tokens=False if options.no_special_tokens else None)
@@ -184,91 +194,16 @@ def run_tokenize(client: Client, options: argparse.Namespace) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pyruntime", description=(__doc__ or "").replace("``", ""))
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _generate_options(_command(commands, "generate", "continue a prompt, streamed as it grows", run_generate))
-    embed = _command(commands, "embed", "turn texts into vectors", run_embed)
-    embed.add_argument("text", nargs="*", help="texts; none or - reads lines from standard input")
-    embed.set_defaults(timeout=None)  # many texts take as long as they take
-    embed.add_argument("--kind", choices=["dense", "sparse", "per_token"], help="default: dense, one vector a text")
-    embed.add_argument("--pooling", choices=["last", "cls", "mean"], help="default: the model's own")
-    embed.add_argument("--normalize", action=argparse.BooleanOptionalAction, help="default: the model's own")
-    embed.add_argument("--dimensions", type=int, help="keep the first numbers only")
-    embed.add_argument("--truncation", choices=["none", "right", "left"], help="default: none, too long is an error")
-    embed.add_argument("--prompt-name", help="one of the model's prompts")
-    score = _command(commands, "score", "how likely labels are after a query and each item", run_score)
-    score.add_argument("query", help="what every item is read behind")
-    score.add_argument("item", nargs="*", help="items; none or - reads lines from standard input")
-    score.add_argument("--label", action="append", help="one token; repeat it; none: the model's own")
-    score.add_argument("--apply-softmax", action="store_true", help="normalise over the labels alone")
-    score.add_argument("--item-first", action="store_true", help="put each item before the query")
-    rerank = _command(commands, "rerank", "order documents by how well they answer a query", run_rerank)
-    rerank.add_argument("query", help="the query")
-    rerank.add_argument("document", nargs="*", help="documents; none or - reads lines from standard input")
-    rerank.add_argument("--top-n", type=_count, help="how many come back; default all")
-    rerank.add_argument("--instruction", help="what the query looks for; default: the model's own")
-    _reading_options(rerank)
-    classify = _command(commands, "classify", "which class each text has", run_classify)
-    classify.add_argument("text", nargs="*", help="texts; none or - reads lines from standard input")
-    classify.add_argument("--first", help="each text is read as the second of a pair behind this one")
-    classify.add_argument("--top-k", type=_count, help="how many labels come back; default all")
-    _reading_options(classify)
-    _command(commands, "models", "what the server serves", run_models, takes_model=False)
-    tokenize = _command(commands, "tokenize", "the token ids of texts", run_tokenize)
-    tokenize.add_argument("text", nargs="*", help="texts; none or - reads lines from standard input")
-    tokenize.add_argument("--no-special-tokens", action="store_true", help="leave the model's special tokens out")
-    return parser
-
-
-def _command(
-    commands: Any,
-    name: str,
-    help_text: str,
-    run: Run,
-    takes_model: bool = True,
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=help_text, description=help_text)
-    parser.set_defaults(run=run)
-    parser.add_argument("--target", default=os.environ.get("PYRUNTIME_TARGET", DEFAULT_TARGET), help="host:port")
-    parser.add_argument("--timeout", type=_seconds, default=DEFAULT_TIMEOUT_S, help="seconds for a call")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    if takes_model:
-        parser.add_argument("--model", default="", help="may be left out when one served model fits")
-    return parser
-
-
-def _reading_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--raw-scores", action="store_true", help="logits instead of the model's activation")
-    parser.add_argument("--truncation", choices=["none", "right", "left"], help="default: none, too long is an error")
-
-
-def _seconds(value: str) -> float:
-    number = float(value)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{value} is out of range; allowed: above 0")
-    return number
-
-
-def _count(value: str) -> int:
-    number = int(value)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is out of range; allowed: 1 or more")
-    return number
-
-
-def _generate_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="*", help="the prompt; none or - reads standard input")
-    parser.add_argument("--max-new-tokens", type=int, default=256, help="default 256")
-    parser.add_argument("--min-new-tokens", type=int)
-    parser.add_argument("--temperature", type=float, help="0 is greedy; default: the model's own")
-    parser.add_argument("--top-p", type=float)
-    parser.add_argument("--top-k", type=int)
-    parser.add_argument("--min-p", type=float)
-    parser.add_argument("--seed", type=int, help="makes the draw repeatable")
-    parser.add_argument("--stop", action="append", help="a string that ends the text; repeat it for more")
-    parser.add_argument("--ignore-eos", action="store_true", default=None)
-    parser.add_argument("--n", type=int, help="continuations; more than one are not streamed")
+RUNS: dict[str, Run] = {
+    "generate": generate_command.run,
+    "embed": run_embed,
+    "score": run_score,
+    "rerank": run_rerank,
+    "classify": run_classify,
+    "models": run_models,
+    "health": run_health,
+    "tokenize": run_tokenize,
+}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
+from pyruntime.client.request_ids import REQUEST_ID_KEY
+
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
@@ -26,6 +28,7 @@ class ApiError(Exception):
     reason          the server's stable, machine-readable reason, as INVALID_FIELD; empty if it gave none
     violations      the bad fields, for INVALID_ARGUMENT
     retry_after_s   seconds after which a retry may succeed, or None
+    request_id      names the call in the server's log and traces; empty for an item of a batch
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class ApiError(Exception):
         reason: str = "",
         violations: tuple[Violation, ...] = (),
         retry_after_s: float | None = None,
+        request_id: str = "",
     ) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
@@ -42,6 +46,7 @@ class ApiError(Exception):
         self.reason = reason
         self.violations = violations
         self.retry_after_s = retry_after_s
+        self.request_id = request_id
 
     @classmethod
     def from_status(cls, status: status_pb2.Status) -> ApiError:
@@ -63,9 +68,24 @@ class ApiError(Exception):
         return cls(code, status.message, reason, tuple(violations), retry)
 
     @classmethod
-    def from_rpc(cls, error: Any) -> ApiError:
-        """From the ``grpc.RpcError`` of a call. Errors of the connection itself carry a code and a message alone."""
-        for key, value in error.trailing_metadata() or ():
-            if key == _DETAILS_KEY:
-                return cls.from_status(status_pb2.Status.FromString(value))
-        return cls(error.code().name, error.details() or "")
+    def from_rpc(cls, error: Any, request_id: str = "") -> ApiError:
+        """From the ``grpc.RpcError`` of a call. Errors of the connection itself carry a code and a message alone.
+
+        ``request_id``: what the call was sent with; the server's word for it goes first.
+        """
+        trailing = dict(error.trailing_metadata() or ())
+        if _DETAILS_KEY in trailing:
+            made = cls.from_status(status_pb2.Status.FromString(trailing[_DETAILS_KEY]))
+        else:
+            made = cls(error.code().name, error.details() or "")
+        made.request_id = str(trailing.get(REQUEST_ID_KEY, request_id))
+        return made
+
+
+def closed_error() -> ApiError:
+    return ApiError("CANCELLED", "the client is closed")
+
+
+def ended_early_error() -> ApiError:
+    """What no server of this project does: an orderly end before everything is answered."""
+    return ApiError("INTERNAL", "the server ended the stream before it had answered everything")

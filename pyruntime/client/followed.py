@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import grpc
@@ -20,10 +19,14 @@ class FollowedChannel:
     """As much of a ``grpc.aio.Channel`` as stubs use. Closing it ends every call that is still open.
 
     grpc's own ``close`` ends those alone that a task is waiting for at that moment.
+    ``entries``: returns further metadata for each call.
     """
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, entries: Callable[[], Iterable[tuple[str, str]]] | None = None
+    ) -> None:
         self._channel = channel
+        self._entries = entries
         self._calls: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def unary_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
@@ -45,6 +48,8 @@ class FollowedChannel:
 
     def _followed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def begin(*arguments: Any, **options: Any) -> Any:
+            if self._entries is not None:
+                options["metadata"] = [*(options.get("metadata") or ()), *self._entries()]
             call = method(*arguments, **options)
             self._calls.add(call)
             return call
@@ -52,28 +57,28 @@ class FollowedChannel:
         return begin
 
 
-@contextlib.asynccontextmanager
-async def own_status(call: Any) -> AsyncIterator[None]:
-    """Inside, a stream that the server ends raises the server's status.
+class OwnStatus:
+    """The status that the server itself has ended a stream with.
 
     Where a request is being written at that moment, grpc may set a status of its own instead, before or after the
     server's (github.com/grpc/grpc/issues/36066). Its callbacks see each of them.
     """
-    told: asyncio.Future[grpc.aio.AioRpcError] = asyncio.get_running_loop().create_future()
 
-    def note(ended: Any) -> None:
-        code, details, trailing = _now(ended.code()), _now(ended.details()), _now(ended.trailing_metadata())
-        if details != _MADE_UP and code is not grpc.StatusCode.OK and not told.done():
-            told.set_result(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details, None))
+    def __init__(self, call: Any) -> None:
+        self._told: asyncio.Future[grpc.aio.AioRpcError] = asyncio.get_running_loop().create_future()
+        call.add_done_callback(self._note)
 
-    call.add_done_callback(note)
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
+    async def instead_of(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+        """``error``, or what it hides."""
         if error.details() != _MADE_UP:
-            raise
-        await asyncio.wait({told}, timeout=_OWN_STATUS_S)
-        raise (told.result() if told.done() else error) from None
+            return error
+        await asyncio.wait({self._told}, timeout=_OWN_STATUS_S)
+        return self._told.result() if self._told.done() else error
+
+    def _note(self, ended: Any) -> None:
+        code, details, trailing = _now(ended.code()), _now(ended.details()), _now(ended.trailing_metadata())
+        if details != _MADE_UP and code is not grpc.StatusCode.OK and not self._told.done():
+            self._told.set_result(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details, None))
 
 
 def _now(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -17,6 +17,9 @@ from pyruntime.v1 import common_pb2, embed_pb2, generate_pb2, model_pb2, score_p
 Text: TypeAlias = str | Sequence[int] | np.ndarray
 """A text, or its token ids."""
 
+Prompt: TypeAlias = Text | Sequence[Mapping[str, Any]]
+"""What is continued: a text, token ids, or messages of a chat."""
+
 Embedding: TypeAlias = np.ndarray | SparseVector
 """Of one input: float32 [D], a ``SparseVector``, or float32 [L, D] for vectors of tokens."""
 
@@ -24,14 +27,6 @@ T = TypeVar("T")
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 300.0
-CHANNEL_OPTIONS = [
-    # Answers are as large as the client asks for: no limit here beside the server's.
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    # A stream has no deadline: this finds out when the server's machine is gone.
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.http2.max_pings_without_data", 0),
-]
 _EMBED_ENUMS: dict[str, tuple[str, Any]] = {
     "kind": ("embedding_kind", embed_pb2.EmbeddingKind),
     "pooling": ("pooling", embed_pb2.Pooling),
@@ -189,6 +184,11 @@ def embeddings(response: embed_pb2.EmbedResponse) -> Any:
     """What ``embed`` returns: float32 [N, D], or a list for the other kinds. Raises the first input's error."""
     results: list[Any] = good(each_embedding(response))
     return np.stack(results) if response.results[0].HasField("dense") else results
+
+
+def together(results: list[Any]) -> Any:
+    """float32 [N, D] of dense vectors; a list of anything else, and of nothing: how long it would be is not known."""
+    return np.stack(results) if results and getattr(results[0], "ndim", 0) == 1 else results
 
 
 def each_score(response: score_pb2.ScoreResponse) -> list[np.ndarray | ApiError]:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
-import grpc
 import numpy as np
+from grpc_health.v1 import health_pb2_grpc
 
-from pyruntime.client import bulk, messages, ranking
-from pyruntime.client.errors import ApiError
-from pyruntime.client.messages import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Text
+from pyruntime.client import messages, ranking
+from pyruntime.client.calls import Calls
+from pyruntime.client.connection import Security, open_channel
+from pyruntime.client.messages import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Prompt, Text
+from pyruntime.client.options import (
+    ChatOptions,
+    ClassifyOptions,
+    EmbedOptions,
+    GenerateOptions,
+    RerankOptions,
+    ScoreOptions,
+)
 from pyruntime.client.ranking import Classes, RankedDocument
+from pyruntime.client.retry import Retry
+from pyruntime.client.sync_bulk import BulkMethods
 from pyruntime.v1 import (
-    embed_pb2,
     embed_pb2_grpc,
     generate_pb2,
     generate_pb2_grpc,
@@ -25,33 +33,46 @@ from pyruntime.v1 import (
 )
 
 
-@contextlib.contextmanager
-def api_errors() -> Iterator[None]:
-    """``grpc.RpcError`` as ``ApiError``."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise ApiError.from_rpc(error) from error
+class Client(BulkMethods):
+    """One connection to a server, for use by any number of threads: make one and keep it.
+
+    Failed calls raise ``ApiError``.
 
 
-class Client:
-    """One connection to a server, for use by any number of threads. Failed calls raise ``ApiError``.
-
-    target      host:port
-    timeout_s   deadline of a call in seconds, unless the call gives its own
+    target      HOST:PORT, unix:PATH, or a name that gRPC resolves, as dns:///NAME:PORT
+    timeout_s   deadline of a call in seconds, retries included, unless the call gives its own. Bulk work has none
     model       for calls that name none; empty where the server has only one that fits
+    retry       which failed calls are sent again; ``NEVER`` for none
+    security    tls, root_certificates, certificate, key, server_name, token, metadata: see ``Security``
+
+        with Client("models.example:50051", root_certificates="ca.pem", token=read_token) as client:
+            client.generate("The three primary colours are", model="gemma-3-270m", max_new_tokens=24)
+
+    ``generate_stub``, ``embed_stub``, ``score_stub``, ``model_stub`` and ``health_stub`` are gRPC's own stubs on this
+    connection, for what has no method here; they show the token, but have no deadline and no retries of their own.
     """
 
-    def __init__(self, target: str = DEFAULT_TARGET, *, timeout_s: float = DEFAULT_TIMEOUT_S, model: str = "") -> None:
-        self._channel = grpc.insecure_channel(target, options=messages.CHANNEL_OPTIONS)
-        self._timeout_s = timeout_s
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        model: str = "",
+        retry: Retry | None = None,
+        **security: Unpack[Security],
+    ) -> None:
+        self._channel = open_channel(target, security)
         self._model = model
+        self.calls = Calls(timeout_s, retry or Retry())
         self.generate_stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
         self.embed_stub = embed_pb2_grpc.EmbedServiceStub(self._channel)
         self.score_stub = score_pb2_grpc.ScoreServiceStub(self._channel)
         self.model_stub = model_pb2_grpc.ModelServiceStub(self._channel)
+        self.health_stub = health_pb2_grpc.HealthStub(self._channel)
 
     def close(self) -> None:
+        """End the connection. Calls that are still open, streams included, and later ones end with CANCELLED."""
+        self.calls.close()
         self._channel.close()
 
     def __enter__(self) -> Client:
@@ -60,72 +81,44 @@ class Client:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _seconds(self, timeout_s: float | None) -> float:
-        return self._timeout_s if timeout_s is None else timeout_s
-
     def generate(
-        self,
-        prompt: Text | Sequence[Mapping[str, Any]],
-        *,
-        model: str = "",
-        timeout_s: float | None = None,
-        **options: Any,
+        self, prompt: Prompt, *, model: str = "", timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> str:
         """The continuation of a text, token ids or chat messages; with ``n``, the first one.
 
-        ``options``: temperature, top_p, top_k, min_p, seed, repetition_penalty, frequency_penalty, presence_penalty,
-        logit_bias ({id: value}), logprobs (how many likeliest tokens to list, 0 or more),
-        max_new_tokens, min_new_tokens, stop (a string or several), stop_token_ids, ignore_eos,
-        include_stop_in_text, priority, request_id, prompt_logprobs (bool), logprob_token_ids (of which each token's
-        place lists the log-probability), chunk_tokens (of streams: tokens in a piece at least), json_schema (text or
-        object), regex, grammar or choice (what the text must conform to). Of messages: tools
-        (dicts or JSON texts), continue_final_message, add_generation_prompt, template_arguments; what a message has
-        beside ``role`` and ``content`` goes to the template too.
+        A message is a mapping with ``role`` and ``content``; what else it has goes to the model's template too.
+        ``options``: see ``GenerateOptions``.
+
+            client.generate([{"role": "user", "content": "Name a colour."}], temperature=0, stop=["\\n"])
+            client.generate("As JSON: ", json_schema={"type": "array", "items": {"type": "integer"}})
         """
         return self.complete(prompt, model=model, timeout_s=timeout_s, **options).completions[0].text
 
     def complete(
-        self,
-        prompt: Text | Sequence[Mapping[str, Any]],
-        *,
-        model: str = "",
-        timeout_s: float | None = None,
-        **options: Any,
+        self, prompt: Prompt, *, model: str = "", timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> generate_pb2.GenerateResponse:
-        """As ``generate``, with everything that the server says."""
+        """As ``generate``, with everything that the server says: every continuation, tokens, usage and so on."""
         request = messages.generate_request(prompt, model or self._model, options)
-        with api_errors():
-            return self.generate_stub.Generate(request, timeout=self._seconds(timeout_s))
+        return self.calls.answer(self.generate_stub.Generate, request, timeout_s)
 
     def stream(
-        self,
-        prompt: Text | Sequence[Mapping[str, Any]],
-        *,
-        model: str = "",
-        timeout_s: float | None = None,
-        **options: Any,
+        self, prompt: Prompt, *, model: str = "", timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Iterator[str]:
-        """Pieces of the continuation as they come. Closing the iterator stops the server's work."""
+        """Pieces of the continuation as they come. Closing the iterator stops the server's work.
+
+        for piece in client.stream("Once upon a time", max_new_tokens=50):
+            print(piece, end="", flush=True)
+        """
         for chunk in self.stream_chunks(prompt, model=model, timeout_s=timeout_s, **options):
             if chunk.index == 0 and chunk.text:
                 yield chunk.text
 
     def stream_chunks(
-        self,
-        prompt: Text | Sequence[Mapping[str, Any]],
-        *,
-        model: str = "",
-        timeout_s: float | None = None,
-        **options: Any,
+        self, prompt: Prompt, *, model: str = "", timeout_s: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Iterator[generate_pb2.GenerateChunk]:
         """As ``stream``, with everything that the server says."""
         request = messages.generate_request(prompt, model or self._model, options)
-        with api_errors():
-            call = self.generate_stub.GenerateStream(request, timeout=self._seconds(timeout_s))
-            try:
-                yield from call
-            finally:
-                call.cancel()
+        yield from self.calls.stream(self.generate_stub.GenerateStream, request, timeout_s)
 
     def embed(
         self,
@@ -134,53 +127,18 @@ class Client:
         kind: str = "dense",
         model: str = "",
         timeout_s: float | None = None,
-        **options: Any,
+        **options: Unpack[EmbedOptions],
     ) -> Any:
-        """One embedding an input, in their order. Raises if any input is bad.
+        """One embedding an input, in their order. Raises if any input is bad. For more than one request takes:
+        ``embed_many`` and ``embed_stream``.
 
         ``kind``: "dense" gives float32 [N, D]; "sparse" a list of ``SparseVector``, token ids and their weights;
-        "per_token" a list of float32 [L, D], a vector a token.
-        ``options``: pooling ("last", "cls", "mean"), normalize, dimensions, truncation ("none", "right",
-        "left"), max_tokens, prompt_name, prompt, priority, request_id.
-        """
-        request = messages.embed_request(inputs, model or self._model, options | {"kind": kind})
-        with api_errors():
-            response = self.embed_stub.Embed(request, timeout=self._seconds(timeout_s))
-        return messages.embeddings(response)
+        "per_token" a list of float32 [L, D], a vector a token. ``options``: see ``EmbedOptions``.
 
-    def embed_stream(
-        self,
-        inputs: Iterable[Text],
-        *,
-        batch_size: int = bulk.BATCH_SIZE,
-        model: str = "",
-        timeout_s: float | None = None,
-        return_errors: bool = False,
-        **options: Any,
-    ) -> Iterator[Any]:
-        """An embedding for each input, in their order; of kinds and ``options`` as ``embed`` has them. For bulk work.
-
-        Takes ``inputs`` as it goes, a few requests ahead, on the caller's thread.
-        ``batch_size``: inputs in a request. ``return_errors``: yields the ``ApiError`` of a bad input in its place
-        instead of raising it. ``timeout_s``: for all of it; none by default. Closing the iterator stops the work.
+            vectors = client.embed(["A cat sits on the mat.", "A dog sleeps."], dimensions=128)  # [2, 128]
         """
-        requests: queue.SimpleQueue[embed_pb2.EmbedRequest | None] = queue.SimpleQueue()
-        call = self.embed_stub.EmbedStream(iter(requests.get, None), timeout=timeout_s)
-        in_flight = 0
-        try:
-            with api_errors():
-                for batch in bulk.batches(inputs, batch_size):
-                    requests.put(messages.embed_request(batch, model or self._model, options))
-                    in_flight += 1
-                    if in_flight == bulk.IN_FLIGHT:
-                        yield from bulk.results(next(call), return_errors)
-                        in_flight -= 1
-                requests.put(None)
-                for response in call:
-                    yield from bulk.results(response, return_errors)
-        finally:
-            requests.put(None)  # grpc's own thread waits for it
-            call.cancel()
+        request = messages.embed_request(inputs, model or self._model, {**options, "kind": kind})
+        return messages.embeddings(self.calls.answer(self.embed_stub.Embed, request, timeout_s))
 
     def score(
         self,
@@ -190,30 +148,37 @@ class Client:
         *,
         model: str = "",
         timeout_s: float | None = None,
-        **options: Any,
+        **options: Unpack[ScoreOptions],
     ) -> np.ndarray:
         """float32 [items, labels]: how likely each label is as the next token after query and item.
 
         Without ``labels``: those of the model's own head, in the order of ``Model.labels``.
-        ``options``: apply_softmax, temperature, item_first, truncation, priority, request_id.
+        ``options``: see ``ScoreOptions``.
+
+            client.score("An animal? ", ["A horse:", "A spoon:"], [" yes", " no"], apply_softmax=True)  # [2, 2]
         """
         request = messages.score_request(query, items, labels, model or self._model, options)
-        with api_errors():
-            response = self.score_stub.Score(request, timeout=self._seconds(timeout_s))
+        response = self.calls.answer(self.score_stub.Score, request, timeout_s)
         return messages.stacked(messages.each_score(response))
 
     def rerank(
-        self, query: str, documents: Iterable[str], *, model: str = "", timeout_s: float | None = None, **options: Any
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        top_n: int | None = None,
+        model: str = "",
+        timeout_s: float | None = None,
+        **options: Unpack[RerankOptions],
     ) -> list[RankedDocument]:
         """The documents by how well they answer the query, highest score first. Raises if any document is bad.
 
-        ``options``: instruction, top_n, return_documents, raw_scores, truncation ("none", "right", "left"),
-        max_tokens_per_document, priority, request_id.
+        ``top_n``: how many come back. ``options``: see ``RerankOptions``.
+
+            best = client.rerank("a fruit", ["apple", "brick"], top_n=1)[0].index
         """
-        request = ranking.rerank_request(query, documents, model or self._model, options)
-        with api_errors():
-            response = self.score_stub.Rerank(request, timeout=self._seconds(timeout_s))
-        return ranking.ranking(response)
+        request = ranking.rerank_request(query, documents, model or self._model, {**options, "top_n": top_n})
+        return ranking.ranking(self.calls.answer(self.score_stub.Rerank, request, timeout_s))
 
     def classify(
         self,
@@ -221,21 +186,20 @@ class Client:
         *,
         model: str = "",
         timeout_s: float | None = None,
-        **options: Any,
+        **options: Unpack[ClassifyOptions],
     ) -> list[Classes]:
         """The classes of each text, or of each pair given as a tuple of two. Raises if any input is bad.
 
-        ``options``: raw_scores, top_k, truncation ("none", "right", "left"), priority, request_id.
+        ``options``: see ``ClassifyOptions``.
+
+            client.classify(["What a day!"], top_k=1)  # [{"joy": 0.97}]
         """
         request = ranking.classify_request(inputs, model or self._model, options)
-        with api_errors():
-            response = self.score_stub.Classify(request, timeout=self._seconds(timeout_s))
-        return ranking.classifications(response)
+        return ranking.classifications(self.calls.answer(self.score_stub.Classify, request, timeout_s))
 
     def models(self) -> list[model_pb2.Model]:
         """The models that are ready."""
-        with api_errors():
-            response = self.model_stub.ListModels(model_pb2.ListModelsRequest(), timeout=self._timeout_s)
+        response = self.calls.answer(self.model_stub.ListModels, model_pb2.ListModelsRequest())
         return list(response.models)
 
     def tokenize(
@@ -244,15 +208,13 @@ class Client:
         *,
         model: str = "",
         special_tokens: bool | None = None,
-        **options: Any,
+        **options: Unpack[ChatOptions],
     ) -> model_pb2.TokenizeResponse:
         """``token_ids`` and ``pieces`` of a text, or of messages with ``generate``'s ``options`` for those."""
         request = messages.tokenize_request(text, model or self._model, special_tokens, options)
-        with api_errors():
-            return self.model_stub.Tokenize(request, timeout=self._timeout_s)
+        return self.calls.answer(self.model_stub.Tokenize, request)
 
     def detokenize(self, token_ids: Sequence[int] | np.ndarray, *, model: str = "") -> str:
         """The text of token ids, without special tokens."""
         request = messages.detokenize_request(token_ids, model or self._model)
-        with api_errors():
-            return self.model_stub.Detokenize(request, timeout=self._timeout_s).text
+        return self.calls.answer(self.model_stub.Detokenize, request).text

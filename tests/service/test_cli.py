@@ -71,6 +71,12 @@ async def test_many_lines_from_standard_input_go_in_parts_with_progress(stack: S
     assert [json.loads(line)["index"] for line in captured.out.splitlines()] == list(range(10))
     assert [len(job.inputs) for job in stack.engine.embedded] == [4, 4, 2]
     assert "10/10" in captured.err
+    give(monkeypatch, "".join(f"text {i}\n" for i in range(10)).encode())
+    assert await run(stack, "embed", "--model", "decoder", "--batch-size", "5") == 0
+    assert [len(job.inputs) for job in stack.engine.embedded[3:]] == [5, 5]
+    give(monkeypatch, b"a\nb\nc\n")
+    assert await run(stack, "score", "--label", "y", "--batch-size", "2", "q") == 0
+    assert [len(job.items) for job in stack.engine.scored] == [2, 1]
 
 
 @pytest.mark.parametrize("command", [["generate"], ["embed"], ["tokenize"], ["score", "--label", "y", "q"]])
