@@ -8,18 +8,14 @@ value ends the program with exit code 2 and a message naming the option, its sou
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import annotated_types
 import yaml
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -27,101 +23,22 @@ from pydantic import (
     field_validator,
 )
 
+from pyruntime.config_values import (
+    ADDRESS_FORM,
+    FILE_FORM,
+    HOST_FORM,
+    MEMORY_FORM,
+    MODELS_FORM,
+    SHARES_FORM,
+    Address,
+    Bytes,
+    Memory,
+    Models,
+    TaskShares,
+)
 from pyruntime.types import Task
 
 ENV_PREFIX = "PYRUNTIME_"
-_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_MODELS_FORM = "NAME=PATH pairs, each name once"
-_BYTES_FORM = "a number of bytes, or one with a unit, as 512MiB or 2GiB"
-_MEMORY_RANGE = (2**20, 2**44)
-_MEMORY_FORM = f"{_MEMORY_RANGE[0]} to {_MEMORY_RANGE[1]} bytes, with or without a unit as in 512MiB, or 1% to 95%"
-_SHARES_FORM = "TASK=WEIGHT pairs of generate, embed, score and classify, each once, weights 0.01 to 100"
-_ADDRESS_FORM = "HOST:PORT, unix:PATH, or empty for none; ports 0 to 65535"
-
-
-def _parse_bytes(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    # More digits than any size has would be infinite as a float.
-    match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)\s*", value)
-    if not match or match[2].upper() not in _UNITS:
-        raise ValueError(_BYTES_FORM)
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-def _parse_models(value: object) -> object:
-    """A mapping as it is; ``NAME=PATH`` strings, in a list or joined by commas, as a mapping."""
-    if isinstance(value, str):
-        value = [part for part in value.split(",") if part.strip()]
-    if isinstance(value, Mapping):
-        return dict(value)
-    if not isinstance(value, list):
-        raise ValueError(_MODELS_FORM)
-    models: dict[str, str] = {}
-    for pair in value:
-        name, separator, path = str(pair).partition("=")
-        name, path = name.strip(), path.strip()
-        if not (separator and name and path) or name in models:
-            raise ValueError(_MODELS_FORM)
-        models[name] = path
-    return models
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A part of the memory that is free, in percent."""
-
-    percent: float
-
-    def __str__(self) -> str:
-        return f"{self.percent:g}%"
-
-
-def _parse_memory(value: object) -> object:
-    """Bytes as ``_parse_bytes`` reads them, or ``40%`` as a ``Share``."""
-    if isinstance(value, str) and value.strip().endswith("%"):
-        value = Share(float(value.strip()[:-1]))
-    if isinstance(value, Share):
-        inside = 1 <= value.percent <= 95
-    else:
-        value = _parse_bytes(value)
-        inside = isinstance(value, int) and _MEMORY_RANGE[0] <= value <= _MEMORY_RANGE[1]
-    if not inside:
-        raise ValueError(_MEMORY_FORM)
-    return value
-
-
-def _parse_shares(value: object) -> object:
-    """A mapping of task to weight, or ``generate=2,embed=1``; a task that is left out has the weight 1."""
-    if isinstance(value, str):
-        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
-        value = {name.strip(): weight for name, _, weight in pairs}
-        if len(value) < len(pairs):
-            raise ValueError(_SHARES_FORM)
-    if not isinstance(value, Mapping):
-        raise ValueError(_SHARES_FORM)
-    if any(isinstance(weight, bool) for weight in value.values()):
-        raise ValueError(_SHARES_FORM)
-    return dict.fromkeys(Task, 1.0) | {Task(name): weight for name, weight in value.items()}
-
-
-def _check_address(value: str) -> str:
-    """gRPC takes a port past the last one modulo 65536, and would listen somewhere else."""
-    if not value or re.fullmatch("unix:.+", value):
-        return value
-    match = re.fullmatch(r"[^:\s].*:([0-9]{1,5})", value)
-    if not match or int(match[1]) > 65535:
-        raise ValueError(_ADDRESS_FORM)
-    return value
-
-
-Bytes = Annotated[int, BeforeValidator(_parse_bytes)]
-Memory = Annotated[int | Share, BeforeValidator(_parse_memory)]
-Weight = Annotated[float, Field(ge=0.01, le=100)]
-TaskShares = Annotated[dict[Task, Weight], BeforeValidator(_parse_shares)]
-Address = Annotated[str, AfterValidator(_check_address)]
-Name = Annotated[str, Field(min_length=1)]
-Models = Annotated[dict[Name, Name], BeforeValidator(_parse_models)]
 
 
 class Settings(BaseModel):
@@ -131,8 +48,12 @@ class Settings(BaseModel):
 
     models: Models = Field({}, description="a model to serve: a name and a folder, hub name or .gguf file")
     demo: bool = Field(False, description="serve the two demo models as well")
-    host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for all")
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for all; or unix:PATH")
     port: int = Field(50051, ge=0, le=65535, description="gRPC port; 0 takes a free one")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="HTTP port of metrics and status page; unset: none, 0: a free one"
+    )
+    metrics_host: str = Field("127.0.0.1", min_length=1, description="address of that port; it asks for no credentials")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of weights; auto: the model's own")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:INDEX")
     threads: int = Field(0, ge=0, le=4096, description="compute threads, within the cores that may be used; 0: all")
@@ -157,8 +78,42 @@ class Settings(BaseModel):
     kv_cache_bytes: Memory = Field(
         2**30, description="key/value cache of each decoder; in %: of the memory that weights leave, for all together"
     )
+    speculation: Literal["auto", "off"] = Field(
+        "auto", description="guess tokens ahead from the text so far; auto: where that has paid; answers are the same"
+    )
+    max_draft_tokens: int = Field(8, ge=1, le=64, description="most tokens guessed ahead of a stream in a step")
+    max_draft_rows: int = Field(
+        16, ge=2, le=1024, description="most streams and guesses in a step; none with more streams"
+    )
     prefix_cache: bool = Field(True, description="keep the keys and values of earlier prompts for later ones")
     kv_block_size: int = Field(16, ge=1, le=1024, description="tokens in one cache block")
+    socket_access: Literal["owner", "group", "all"] = Field("owner", description="who may open the socket of unix:PATH")
+    insecure: bool = Field(False, description="serve other machines without TLS, as where a mesh encrypts")
+    tls_certificate: str = Field("", description="PEM certificate chain, read again when it changes")
+    tls_key: str = Field("", description="PEM private key of the certificate, without a passphrase")
+    tls_client_ca: str = Field("", description="PEM authorities; only clients with a certificate of theirs get in")
+    token_file: str = Field("", description="bearer tokens, one a line, of which calls need one")
+    admin_token_file: str = Field("", description="the same for AdminService")
+    health: Literal["open", "token"] = Field("open", description="whether health checks need a token too")
+    reflection: Literal["open", "token", "off"] = Field("token", description="whether reflection needs a token too")
+    max_open_calls: int = Field(4096, ge=1, le=2**20, description="calls at once past which one is refused")
+    max_streams_per_connection: int = Field(1024, ge=1, le=2**20, description="calls at once of one connection")
+    keepalive_s: float = Field(
+        60.0, ge=0, le=86400, description="seconds of silence after which a client is pinged; 0: never"
+    )
+    keepalive_timeout_s: float = Field(20.0, ge=1, le=3600, description="seconds that a pinged client has to answer")
+    max_connection_idle_s: float = Field(
+        1800.0, ge=0, le=10**6, description="seconds without a call that end a connection; 0: none do"
+    )
+    max_connection_age_s: float = Field(0.0, ge=0, le=10**6, description="seconds after which it ends anyway; 0: never")
+    max_connection_grace_s: float = Field(300.0, ge=1, le=10**6, description="seconds its calls then have to end")
+    client_stall_s: float = Field(
+        60.0, ge=0, le=86400, description="seconds that a stream waits for its client to read; 0: for ever"
+    )
+    step_stall_s: float = Field(
+        120.0, ge=0, le=86400, description="seconds in one step past which a model is not healthy; 0: any"
+    )
+    compress_responses: bool = Field(False, description="gzip answers for clients that take it")
     max_message_bytes: Bytes = Field(64 * 2**20, ge=2**10, le=2**31 - 1, description="largest gRPC message")
     max_inputs_per_request: int = Field(2048, ge=1, le=2**20, description="most inputs, items or documents a request")
     max_labels_per_request: int = Field(4096, ge=1, le=2**20, description="most labels of a Score request")
@@ -169,6 +124,14 @@ class Settings(BaseModel):
     admin_address: Address = Field("", description="listener of AdminService alone")
     self_check: bool = Field(True, description="compare each model with its eager reference before serving it")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_format: Literal["text", "json"] = Field("text", description="log lines for people, or one JSON object each")
+    access_log: bool = Field(True, description="a log line for each call")
+    log_texts: bool = Field(False, description="show users' texts in the log: requests, messages of errors")
+    otlp_endpoint: str = Field(
+        "",
+        pattern=r"^(https?://[^\s/]+/?)?$",
+        description="OpenTelemetry collector that takes traces by OTLP over gRPC",
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -214,13 +177,15 @@ def allowed(name: str) -> str:
     if low is not None:
         return f"{low} to {high}" + (" bytes, with or without a unit as in 512MiB" if name.endswith("bytes") else "")
     forms = {
-        "models": _MODELS_FORM,
+        "models": MODELS_FORM,
+        "host": HOST_FORM,
         "device": "cpu, cuda or cuda:INDEX",
-        "kv_cache_bytes": _MEMORY_FORM,
-        "task_shares": _SHARES_FORM,
-        "admin_address": _ADDRESS_FORM,
+        "kv_cache_bytes": MEMORY_FORM,
+        "task_shares": SHARES_FORM,
+        "admin_address": ADDRESS_FORM,
+        "otlp_endpoint": "http://HOST:PORT, https://HOST:PORT, or empty for what OTEL_ variables say",
     }
-    return forms.get(name, "a text that is not empty")
+    return forms.get(name, FILE_FORM if field.default == "" else "a text that is not empty")
 
 
 def default(name: str) -> str:
@@ -228,7 +193,7 @@ def default(name: str) -> str:
     value = Settings.model_fields[name].default
     if isinstance(value, dict):
         return ",".join(f"{key.value}={weight:g}" for key, weight in value.items()) or "none"
-    return "none" if value == "" else str(value)
+    return "none" if value in ("", None) else str(value)
 
 
 def _flag(name: str) -> str:

@@ -16,7 +16,7 @@ from pyruntime.v1 import generate_pb2
 RESERVED_TEMPLATE_NAMES = frozenset(
     "tokenizer conversation messages chat_template tools documents tokenize padding truncation max_length"
     " return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs continue_final_message"
-    " add_generation_prompt processor_kwargs".split()
+    " add_generation_prompt processor_kwargs sanitize_control_tokens".split()
 )
 OWN_FIELDS = ("role", "content")
 
@@ -52,7 +52,7 @@ def _check_sizes(chat: generate_pb2.Chat, field: str, max_bytes: int, max_entrie
         raise InvalidField(f"{field}.messages", "is empty; allowed: at least one message")
     check_length(f"{field}.messages", len(chat.messages), max_entries)
     check_length(f"{field}.tools_json", len(chat.tools_json), max_entries)
-    check_length(f"{field}.messages", chat_bytes(chat), max_bytes, "bytes")
+    check_length(field, chat_bytes(chat), max_bytes, "bytes")
 
 
 def _check_continued(chat: generate_pb2.Chat, field: str) -> None:
@@ -87,12 +87,12 @@ def _whole(value: Any) -> Any:
 
 def _message(message: generate_pb2.Chat.Message, path: str) -> dict[str, Any]:
     if not message.role:
-        raise InvalidField(f"{path}.role", "is empty")
+        raise InvalidField(f"{path}.role", "is empty; allowed: a role that the model's chat template knows")
     own = {"role": message.role, "content": message.content}
     further = _json_object(message.fields_json, f"{path}.fields_json") if message.fields_json else {}
     for name in OWN_FIELDS:
         if name in further:
-            raise InvalidField(f"{path}.fields_json", f"holds {name!r}, which is a field of its own")
+            raise InvalidField(f"{path}.fields_json", f"holds {name!r}; allowed: any keys but role and content")
     return own | further
 
 

@@ -39,7 +39,7 @@ async def classify(
         most = min(optional(request, "top_k", MOST), len(model.info.labels))
         num_rows = num_ids(encoded) if model.info.classifies_tokens else len(outcomes)
         response = await room.workers.run(num_rows * most, _response, outcomes, encoded, model, most)
-        response.timing.CopyFrom(watch.timing(step))
+        watch.stamp(response, step)
         return response
 
 

@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2
 
 from pyruntime.config import Settings
 from pyruntime.registry import ServedModel
+from pyruntime.telemetry.call_record import current_call
 from pyruntime.types import Capability, EmbeddingKind, ExecutionPath, PoolingType, StepTiming
 from pyruntime.v1 import common_pb2, embed_pb2, model_pb2
 
@@ -30,15 +31,56 @@ PATH_PB: dict[ExecutionPath, Any] = {
 
 
 class Stopwatch:
-    """Times a request from its arrival."""
+    """Times a request from its arrival, and tells the record of its call where the time went."""
 
     def __init__(self) -> None:
+        self._call = current_call()
         self._started = time.perf_counter()
         self._tokenized_s = 0.0
+        self._ready = self._started
 
     def tokenized(self) -> None:
         """Tokenising has just ended."""
-        self._tokenized_s = time.perf_counter() - self._started
+        self._ready = now = time.perf_counter()
+        self._tokenized_s = now - self._started
+        if self._call is not None:
+            self._call.tokenize_s += self._tokenized_s
+            self._call.add_stage("tokenize", self._started, now)
+
+    def constrained(self) -> None:
+        """What the text must conform to has just been compiled, after tokenising."""
+        now = time.perf_counter()
+        if self._call is not None:
+            self._call.add_stage("constrain", self._ready, now)
+        self._ready = now
+
+    def stamp(self, response: Any, step: StepTiming) -> None:
+        """Put the timing into the response, which has its usage and nothing else to be computed."""
+        response.timing.CopyFrom(self.timing(step))
+        self.ended(step, response.usage)
+        if self._call is not None and step.compute_s:
+            self._call.add_stage("encode", self._ready + step.queue_s + step.compute_s, time.perf_counter())
+
+    def ended(self, step: StepTiming, used: common_pb2.Usage) -> None:
+        """The request has left the engine, answered or not, which it had been given when it was ready.
+
+        One whose first token is known ran in two stages, any other in one, and one that never ran in none.
+        """
+        if (call := self._call) is None:
+            return
+        call.queue_s += step.queue_s
+        call.compute_s += step.compute_s
+        call.add_usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens)
+        running = self._ready + step.queue_s
+        done = running + step.compute_s
+        call.add_stage("queue", self._ready, running)
+        if not step.compute_s:
+            return
+        if step.prefill_s is None:
+            call.add_stage("compute", running, done)
+        else:
+            call.add_stage("prefill", running, running + step.prefill_s)
+            call.add_stage("decode", running + step.prefill_s, done)
 
     def timing(self, step: StepTiming) -> common_pb2.Timing:
         return common_pb2.Timing(

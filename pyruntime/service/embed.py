@@ -62,7 +62,7 @@ class EmbedServicer(embed_pb2_grpc.EmbedServiceServicer):
                 check_message_size(response, self._room.settings.max_message_bytes)
         except _OF_THE_INPUTS as error:
             response = _response(plan, [error] * len(request.inputs), may_fail_whole=False)
-            response.timing.CopyFrom(watch.timing(StepTiming(0.0, 0.0)))
+            watch.stamp(response, StepTiming(0.0, 0.0))
         return response
 
     async def _answer(
@@ -88,7 +88,7 @@ class EmbedServicer(embed_pb2_grpc.EmbedServiceServicer):
             response = await self._room.workers.run_aside(_response, plan, outcomes, may_fail_whole)
         else:
             response = _response(plan, outcomes, may_fail_whole)
-        response.timing.CopyFrom(watch.timing(step))
+        watch.stamp(response, step)
         return response
 
 

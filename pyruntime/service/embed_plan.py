@@ -13,6 +13,7 @@ from pyruntime.service.embed_vectors import vector_bytes
 from pyruntime.service.inputs import Reading, TokenLimit
 from pyruntime.service.room import ENVELOPE_BYTES, RequestSize, ServiceRoom, measure
 from pyruntime.service.validate import check_count, check_enum, check_request_id, check_text, optional, text_bytes
+from pyruntime.telemetry.call_record import current_id
 from pyruntime.types import Capability, EmbeddingKind, EmbedRequest, ModelInfo, PoolingType
 from pyruntime.v1 import common_pb2, embed_pb2
 
@@ -85,7 +86,7 @@ class EmbedPlan:
             normalize=self.normalize,
             dimensions=self.dimensions,
             priority=request.priority,
-            request_id=request.request_id,
+            request_id=current_id(),
             kind=self.kind,
             skip_rows=skips if any(skips) else None,
             as_query=self.are_queries,

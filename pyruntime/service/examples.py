@@ -40,10 +40,11 @@ def example_requests(models: Iterable[ServedModel]) -> list[tuple[str, dict[str,
     return calls
 
 
-def grpcurl_calls(models: Iterable[ServedModel], address: str) -> list[str]:
+def grpcurl_calls(models: Iterable[ServedModel], address: str, flags: str = "-plaintext") -> list[str]:
     """The same as command lines for a POSIX shell."""
+    where = address.removeprefix("unix:")
     return [
-        f"grpcurl -plaintext -d {shlex.quote(json.dumps(request, ensure_ascii=False))} {address} {method}"
+        f"grpcurl {flags} -d {shlex.quote(json.dumps(request, ensure_ascii=False))} {where} {method}"
         for method, request in example_requests(models)
     ]
 

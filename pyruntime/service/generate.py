@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from pyruntime.constraints.grammar import ConstraintText
-from pyruntime.errors import InvalidField
+from pyruntime.errors import InvalidField, ResponseTooLarge
 from pyruntime.jobs.generate import TokenStream
 from pyruntime.registry import ServedModel
 from pyruntime.service.chat import chat_bytes
@@ -28,6 +28,7 @@ from pyruntime.service.validate import (
     read_sampling,
     text_bytes,
 )
+from pyruntime.telemetry.call_record import current_id
 from pyruntime.types import Capability, FinishReason, GenerateRequest, StopParams, Task
 from pyruntime.v1 import common_pb2, generate_pb2, generate_pb2_grpc
 
@@ -50,12 +51,13 @@ class Run:
     job: GenerateRequest
     rules: TextRules
     watch: Stopwatch = field(default_factory=Stopwatch)
+    progress: Progress = field(default_factory=Progress)
 
-    def usage(self, progress: Progress) -> common_pb2.Usage:
+    def usage(self) -> common_pb2.Usage:
         return common_pb2.Usage(
             prompt_tokens=len(self.job.prompt),
-            completion_tokens=progress.num_tokens,
-            cached_tokens=progress.cached_tokens,
+            completion_tokens=self.progress.num_tokens,
+            cached_tokens=self.progress.cached_tokens,
         )
 
     @contextlib.contextmanager
@@ -67,6 +69,7 @@ class Run:
         try:
             yield stream
         finally:
+            self.watch.ended(stream.timing(), self.usage())
             stream.cancel()
 
 
@@ -80,19 +83,18 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> generate_pb2.GenerateResponse:
         async with self._prepared(request, context, is_unary=True) as (run, stream):
-            parts = [_Parts() for _ in range(run.job.n)]
-            progress = Progress()
+            parts = _Parts(run.job.n, self._room.settings.max_message_bytes)
             prompt: list[generate_pb2.TokenLogprob] = []
-            async for moved, now in pieces(stream, run.model, run.job.n, run.rules):
-                progress = now
+            async for moved, progress in pieces(stream, run.model, run.job.n, run.rules):
+                run.progress = progress
                 prompt += [entry for part in await self._prompt_parts(run, moved) for entry in part]
                 for piece in moved:
-                    parts[piece.index].add(piece)
+                    parts.add(piece)
             timing = run.watch.timing(stream.timing())
         return generate_pb2.GenerateResponse(
             model=run.model.info.name,
-            completions=[part.completion(index) for index, part in enumerate(parts)],
-            usage=run.usage(progress),
+            completions=parts.completions,
+            usage=run.usage(),
             timing=timing,
             prompt_logprobs=prompt,
         )
@@ -103,11 +105,12 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         async with self._prepared(request, context) as (run, stream):
             gatherer = Gatherer(optional(request, "chunk_tokens", 1))
             async for moved, progress in pieces(stream, run.model, run.job.n, run.rules):
+                run.progress = progress
                 for part in await self._prompt_parts(run, moved):
                     yield generate_pb2.GenerateChunk(prompt_logprobs=part)
                 chunks = [_chunk(piece) for piece in gatherer.add(moved)]
-                if progress.done:
-                    chunks[-1].usage.CopyFrom(run.usage(progress))
+                if run.progress.done:
+                    chunks[-1].usage.CopyFrom(run.usage())
                     chunks[-1].timing.CopyFrom(run.watch.timing(stream.timing()))
                 for chunk in chunks:
                     yield chunk
@@ -148,10 +151,12 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             stop=stop,
             n=optional(request, "n", 1),
             priority=request.priority,
-            request_id=request.request_id,
+            request_id=current_id(),
             prompt_logprobs=sampling.logprobs if request.logprobs.prompt else None,
             constraint=await self._constraint(request, model),
         )
+        if job.constraint is not None:
+            watch.constrained()
         strings = tuple(request.stop.strings)
         rules = TextRules(strings, stop_ids, stop.min_new_tokens, request.stop.include_stop_in_text)
         return Run(model, job, rules, watch)
@@ -217,30 +222,26 @@ def end_of_sequence_ids(model: ServedModel) -> frozenset[int]:
 
 
 class _Parts:
-    """A completion being put together."""
+    """The completions being put together. ``ResponseTooLarge`` as soon as they are sure to exceed ``most`` bytes."""
 
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._last: Piece | None = None
+    def __init__(self, num: int, most: int) -> None:
+        self.completions = [generate_pb2.Completion(index=index) for index in range(num)]
+        self._most = most
+        self._texts: list[list[str]] = [[] for _ in range(num)]
+        self._least_bytes = 0
 
     def add(self, piece: Piece) -> None:
-        self._texts.append(piece.text)
-        self._token_ids += piece.token_ids
-        self._logprobs += piece.logprobs
-        self._last = piece
-
-    def completion(self, index: int) -> generate_pb2.Completion:
-        last = self._last or Piece(index)
-        return generate_pb2.Completion(
-            index=index,
-            text="".join(self._texts),
-            token_ids=self._token_ids,
-            logprobs=map(_logprob, self._logprobs),
-            finish_reason=FINISH_PB[last.finish],
-            matched_stop=last.matched_stop,
-        )
+        completion, logprobs = self.completions[piece.index], [*map(_logprob, piece.logprobs)]
+        self._least_bytes += text_bytes(piece.text) + len(piece.token_ids) + sum(each.ByteSize() for each in logprobs)
+        if self._least_bytes > self._most:
+            problem = f"the response has more than {self._most} bytes (max_message_bytes)"
+            raise ResponseTooLarge(f"{problem} before it is complete; use GenerateStream")
+        self._texts[piece.index].append(piece.text)
+        completion.token_ids.extend(piece.token_ids)
+        completion.logprobs.extend(logprobs)
+        if piece.finish is not None:
+            completion.text = "".join(self._texts[piece.index])
+            completion.finish_reason, completion.matched_stop = FINISH_PB[piece.finish], piece.matched_stop
 
 
 def _chunk(piece: Piece) -> generate_pb2.GenerateChunk:

@@ -16,6 +16,7 @@ from pyruntime.service.distinct import Distinct, distinct
 from pyruntime.service.pairs import Ids
 from pyruntime.service.queries import as_query
 from pyruntime.service.rerank_job import Outcomes, Ranked, RankJob
+from pyruntime.telemetry.call_record import current_id
 from pyruntime.types import EmbeddingKind, EmbedRequest, EmbedResult, StepTiming
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _vectors(job: RankJob, inputs: list[list[int]], *, as_query: bool = False, n
         dimensions=info.token_embedding_dimensions,
         kind=EmbeddingKind.PER_TOKEN,
         priority=job.request.priority,
-        request_id=job.request.request_id,
+        request_id=current_id(),
         as_query=as_query,
         unattended=[num_unseen] if num_unseen else None,
     )

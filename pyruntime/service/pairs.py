@@ -9,6 +9,7 @@ from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
 from pyruntime.service.inputs import InputLimits, Reading, read_inputs
 from pyruntime.service.workers import TextWorkers
+from pyruntime.telemetry.call_record import current_id
 from pyruntime.tokenization import PairFrame
 from pyruntime.types import ClassifyRequest
 from pyruntime.v1 import common_pb2, score_pb2
@@ -146,5 +147,5 @@ def classify_request(
         raw=request.raw_scores,
         token_type_ids=types if any(each.types for each in inputs) else None,
         priority=request.priority,
-        request_id=request.request_id,
+        request_id=current_id(),
     )

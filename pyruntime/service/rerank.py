@@ -48,7 +48,7 @@ async def rerank(
         refuse_if_all_failed(outcomes)
         response = _response(request, outcomes)
         response.model = model.info.name
-        response.timing.CopyFrom(watch.timing(step))
+        watch.stamp(response, step)
         return response
 
 

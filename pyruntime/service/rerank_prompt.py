@@ -17,6 +17,7 @@ from pyruntime.service.rerank_job import Outcomes, Ranked, RankJob
 from pyruntime.service.rerank_pairs import ranked
 from pyruntime.service.score_heads import check_total_tokens, has_classifier
 from pyruntime.service.validate import text_bytes
+from pyruntime.telemetry.call_record import current_id
 from pyruntime.types import ClassifyRequest, ScoreRequest, ScoreResult
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ async def _by_labels(job: RankJob, ticket: Ticket, prompt: Prompt, work: Distinc
         label_ids=list(template.label_ids),
         apply_softmax=True,
         priority=job.request.priority,
-        request_id=job.request.request_id,
+        request_id=current_id(),
         raw=True,
     )
     answers, step = await job.model.engine.score(request, ticket=ticket)
@@ -62,7 +63,7 @@ async def _by_head(job: RankJob, ticket: Ticket, prompt: Prompt, work: Distinct[
         raw=job.request.raw_scores,
         prefix=prompt.before,
         priority=job.request.priority,
-        request_id=job.request.request_id,
+        request_id=current_id(),
     )
     answers, step = await job.model.engine.classify(request, ticket=ticket)
     return [ranked(each) for each in work.spread(answers)], step

@@ -18,6 +18,7 @@ from pyruntime.registry import ModelRegistry, ServedModel
 from pyruntime.service.inputs import InputLimits
 from pyruntime.service.validate import check_length, text_bytes
 from pyruntime.service.workers import TextWorkers
+from pyruntime.telemetry.call_record import current_call
 from pyruntime.types import Task
 from pyruntime.v1 import common_pb2
 
@@ -81,6 +82,8 @@ class ServiceRoom:
         The ticket carries the call's deadline, so that the engine stops at it; one ticket may go with several engine
         calls of the same gRPC call. Raises ``Overloaded`` or ``DeadlinePassed``.
         """
+        if (call := current_call()) is not None:
+            call.model = model.info.name
         remaining_s = context.time_remaining()
         deadline = None if remaining_s is None else time.monotonic() + remaining_s
         sizes = {"num_bytes": size.num_bytes, "num_ids": size.num_ids}

@@ -54,7 +54,7 @@ class ScoreServicer(score_pb2_grpc.ScoreServiceServicer):
             good = [each for each in outcomes if isinstance(each, ScoreResult)]
             response = score_pb2.ScoreResponse(model=model.info.name, usage=usage(good))
             response.results.extend(_result(index, outcome) for index, outcome in enumerate(outcomes))
-            response.timing.CopyFrom(watch.timing(step))
+            watch.stamp(response, step)
             return response
 
     async def Rerank(

@@ -11,6 +11,7 @@ from pyruntime.errors import InvalidField
 from pyruntime.jobs.batch import MAX_SCORE_TOKENS
 from pyruntime.registry import ServedModel
 from pyruntime.service.validate import optional
+from pyruntime.telemetry.call_record import current_id
 from pyruntime.types import Capability, ClassifyRequest, ClassifyResult, ScoreRequest, ScoreResult, StepTiming, Task
 from pyruntime.v1 import score_pb2
 
@@ -55,7 +56,7 @@ async def score_by_labels(
         apply_softmax=request.apply_softmax,
         temperature=optional(request, "temperature", 1.0),
         priority=request.priority,
-        request_id=request.request_id,
+        request_id=current_id(),
     )
     return await model.engine.score(job, ticket=ticket)
 
@@ -64,9 +65,7 @@ async def score_by_head(
     model: ServedModel, request: score_pb2.ScoreRequest, prefix: list[int], items: list[list[int]], ticket: Ticket
 ) -> Answers:
     """The head's output at the last token of prefix and item: as it is, or softmax(output / temperature)."""
-    job = ClassifyRequest(
-        inputs=items, raw=True, prefix=prefix, priority=request.priority, request_id=request.request_id
-    )
+    job = ClassifyRequest(inputs=items, raw=True, prefix=prefix, priority=request.priority, request_id=current_id())
     answers, step = await model.engine.classify(job, ticket=ticket)
     temperature = optional(request, "temperature", 1.0) if request.apply_softmax else None
     return [_scores(each, temperature) for each in answers], step

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import socket
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pyruntime.config import Settings
+from pyruntime.errors import NotReady
 from pyruntime.lifecycle import ModelManager
-from pyruntime.registry import ModelRegistry
+from pyruntime.registry import DRAINING_RETRY_S, ModelRegistry
 from pyruntime.service.admin import AdminServicer
+from pyruntime.service.arrival import ArrivalInterceptor
+from pyruntime.service.authorization import token_interceptors
+from pyruntime.service.calls import CallInterceptor
 from pyruntime.service.embed import EmbedServicer
 from pyruntime.service.generate import GenerateServicer
 from pyruntime.service.health import HealthFollower
 from pyruntime.service.interceptor import ErrorInterceptor
+from pyruntime.service.listeners import (
+    channel_options,
+    compression,
+    grpcurl_flags,
+    is_unix,
+    listen,
+    main_address,
+    refuse_open_plaintext,
+    warn_of_open_doors,
+)
 from pyruntime.service.model import ModelServicer
 from pyruntime.service.reflection import add_reflection
 from pyruntime.service.room import ServiceRoom
 from pyruntime.service.score import ScoreServicer
+from pyruntime.service.tls import TlsFiles, tls_files
+from pyruntime.telemetry.calls import CallStats
+from pyruntime.telemetry.tracing import Tracing
 from pyruntime.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -41,28 +55,34 @@ log = logging.getLogger(__name__)
 
 # After its grace a drain ends the calls that still run; they get this long to notice.
 CANCEL_S = 1.0
+MODEL_FILES = (generate_pb2, embed_pb2, score_pb2, model_pb2)
 
 
 class AdminServer:
     """AdminService at an address of its own, which clients of the models do not get to."""
 
-    def __init__(self, registry: ModelRegistry, manager: ModelManager, settings: Settings) -> None:
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        manager: ModelManager,
+        settings: Settings,
+        around: CallInterceptor,
+        tls: TlsFiles | None,
+    ) -> None:
         self.address = settings.admin_address
-        self._interceptor = ErrorInterceptor(settings.max_message_bytes)
-        self._server = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
+        self._credentials = tls.credentials() if tls is not None else None
+        self._interceptor = _error_interceptor(settings)
+        tokens = token_interceptors("--admin-token-file", settings.admin_token_file, _methods(admin_pb2), settings)
+        interceptors = [ArrivalInterceptor(settings.client_stall_s), around, *tokens, self._interceptor]
+        self._server = _server(interceptors, settings)
         servicer = AdminServicer(registry, manager, settings)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, self._server)
-        add_reflection(self._server, _service_names(admin_pb2))
+        if settings.reflection != "off":
+            add_reflection(self._server, _service_names(admin_pb2))
 
     async def start(self) -> None:
         """Listen, and make ``address`` what clients connect to. Raises RuntimeError when the address cannot be had."""
-        _refuse_taken_socket(self.address)
-        # A Unix socket is made with the rights that this leaves it: its owner's alone, from the first moment on.
-        others = os.umask(0o177)
-        try:
-            self.address = _listen(self._server, self.address)
-        finally:
-            os.umask(others)
+        self.address = listen(self._server, self.address, self._credentials, access="owner")
         await self._server.start()
 
     async def stop(self) -> None:
@@ -76,25 +96,43 @@ class RuntimeServer:
     """The gRPC face of a registry. Make it on the event loop that runs it.
 
     ``manager``: who loads for AdminService, which is served when there is one and the settings have an admin address.
+    ``tracing``: where spans of calls go; None makes none. Raises ``UnsafeTransport`` when certificates or tokens cannot
+    be used, or others could listen in.
     """
 
-    def __init__(self, registry: ModelRegistry, settings: Settings, manager: ModelManager | None = None) -> None:
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        settings: Settings,
+        manager: ModelManager | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._registry = registry
         self._settings = settings
-        self._interceptor = ErrorInterceptor(settings.max_message_bytes)
-        self._health = HealthFollower(registry)
+        refuse_open_plaintext(settings)
+        warn_of_open_doors(settings)
+        tls = tls_files(settings)
+        self._credentials = tls.credentials() if tls is not None else None
+        self._interceptor = _error_interceptor(settings)
+        tokens = token_interceptors("--token-file", settings.token_file, _methods(*MODEL_FILES), settings)
+        self._health = HealthFollower(registry, settings.step_stall_s)
         self._room = ServiceRoom(registry, settings)
-        self._server = grpc.aio.server(interceptors=[self._interceptor], options=_options(settings))
+        self.calls = CallStats()
+        # Outermost first: ids, counters, traces and logs; credentials; errors.
+        around = CallInterceptor(settings, self.calls, tracing)
+        interceptors = [ArrivalInterceptor(settings.client_stall_s), around, *tokens, self._interceptor]
+        self._server = _server(interceptors, settings)
         self._add_services()
-        self.admin = AdminServer(registry, manager, settings) if manager and settings.admin_address else None
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        self.address = f"{host}:{settings.port}"
+        self.admin: AdminServer | None = None
+        if manager is not None and settings.admin_address:
+            self.admin = AdminServer(registry, manager, settings, around, tls)
+        self.address = main_address(settings)
 
     async def start(self) -> int:
         """Listen, and make ``address`` what clients connect to; returns the port. Raises RuntimeError when the address
         cannot be had.
         """
-        self.address = _listen(self._server, self.address)
+        self.address = listen(self._server, self.address, self._credentials, self._settings.socket_access)
         if self.admin is not None:
             await self.admin.start()
         await self._health.start()
@@ -104,11 +142,14 @@ class RuntimeServer:
     async def drain(self, grace_s: float) -> None:
         """Health goes first, then new requests are turned away while running ones get ``grace_s`` to end; then close.
 
-        Until the running ones have ended the port stays open, so that clients are told UNAVAILABLE with
-        RetryInfo instead of losing their connection. So are those whose calls outlast the grace.
+        Those that are queued, so that nothing of them has been computed, are turned away like new ones. Until the
+        running ones have ended the port stays open, so that clients are told UNAVAILABLE with RetryInfo instead of
+        losing their connection. So are those whose calls outlast the grace.
         """
         await self._health.shut_down()
         self._registry.drain()
+        for model in self._registry.serving():
+            model.engine.turn_away(NotReady("the server is shutting down", DRAINING_RETRY_S))
         if self.admin is not None:
             await self.admin.stop()
         if not await self._interceptor.wait_idle(grace_s):
@@ -124,7 +165,22 @@ class RuntimeServer:
 
     @property
     def port(self) -> int:
-        return int(self.address.rpartition(":")[2])
+        """0 on a Unix socket."""
+        return 0 if is_unix(self.address) else int(self.address.rpartition(":")[2])
+
+    @property
+    def is_ready(self) -> bool:
+        """What overall health says; may be asked from any thread."""
+        return self._health.is_ready
+
+    @property
+    def has_stalled(self) -> bool:
+        """Some engine does not come round any more."""
+        return self._health.has_stalled
+
+    @property
+    def grpcurl_flags(self) -> str:
+        return grpcurl_flags(self._settings)
 
     @property
     def num_running(self) -> int:
@@ -138,42 +194,35 @@ class RuntimeServer:
         score_pb2_grpc.add_ScoreServiceServicer_to_server(ScoreServicer(room), server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(room), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        add_reflection(server, _service_names(generate_pb2, embed_pb2, score_pb2, model_pb2, health_pb2))
+        if self._settings.reflection != "off":
+            add_reflection(server, _service_names(*MODEL_FILES, health_pb2))
 
 
 def _service_names(*files: Any) -> list[str]:
     return [service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()]
 
 
-def _refuse_taken_socket(address: str) -> None:
-    """gRPC would take a Unix socket away from a process that listens on it, as from one that has left it behind."""
-    if address.startswith("unix:"):
-        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
-            probe.connect(address.removeprefix("unix:"))
-            raise RuntimeError(f"cannot listen on {address}: another process does")
+def _methods(*files: Any) -> list[str]:
+    services = [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
+    return [f"/{service.full_name}/{method.name}" for service in services for method in service.methods]
 
 
-def _listen(server: grpc.aio.Server, address: str) -> str:
-    """The address with the port that was got, which is another one than 0."""
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise RuntimeError(f"cannot listen on {address}: {error}") from error
-    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+def _error_interceptor(settings: Settings) -> ErrorInterceptor:
+    most, stall_s = settings.max_open_calls, settings.client_stall_s
+    return ErrorInterceptor(settings.max_message_bytes, max_open_calls=most, stall_s=stall_s)
 
 
-def _options(settings: Settings) -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", settings.max_message_bytes),
-        ("grpc.max_send_message_length", settings.max_message_bytes),
-        # Else a second server on the same port starts without a complaint and takes half of the connections.
-        ("grpc.so_reuseport", 0),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ]
+def _server(interceptors: list[grpc.aio.ServerInterceptor], settings: Settings) -> grpc.aio.Server:
+    options = channel_options(settings)
+    return grpc.aio.server(interceptors=interceptors, options=options, compression=compression(settings))
 
 
-def build_server(registry: ModelRegistry, settings: Settings, manager: ModelManager | None = None) -> RuntimeServer:
+def build_server(
+    registry: ModelRegistry,
+    settings: Settings,
+    manager: ModelManager | None = None,
+    tracing: Tracing | None = None,
+) -> RuntimeServer:
     """A server that is not listening yet; call ``start``. Needs a running event loop."""
     asyncio.get_running_loop()
-    return RuntimeServer(registry, settings, manager)
+    return RuntimeServer(registry, settings, manager, tracing)

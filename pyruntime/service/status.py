@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -15,6 +16,9 @@ log = logging.getLogger(__name__)
 
 DOMAIN = "pyruntime"
 DETAILS_KEY = "grpc-status-details-bin"
+# By which gRPC's own retries go, those of a client's service config: milliseconds, or a negative number for "do not".
+# https://github.com/grpc/proposal/blob/master/A6-client-retries.md
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
 # A status travels in HTTP/2 trailers, of which peers take 8 KiB by default: the message, with up to three bytes for
 # each of its own, and the details in base64.
 MAX_MESSAGE_BYTES = 500
@@ -24,14 +28,20 @@ MAX_VIOLATIONS = 12
 _CODES: dict[type[errors.PyruntimeError], grpc.StatusCode] = {
     errors.InvalidField: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidFields: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.MalformedMessage: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.CredentialsMissing: grpc.StatusCode.UNAUTHENTICATED,
+    errors.CredentialsWrong: grpc.StatusCode.UNAUTHENTICATED,
+    errors.NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.CapabilityMissing: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelFailed: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.RequestTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.ResponseTooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.NotReady: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.ClientStalled: grpc.StatusCode.CANCELLED,
     errors.RequestCancelled: grpc.StatusCode.CANCELLED,
     errors.ComputeFault: grpc.StatusCode.INTERNAL,
 }
@@ -67,6 +77,15 @@ def to_status(error: BaseException) -> status_pb2.Status:
     return status_pb2.Status(code=code, message=clip(error.message, MAX_MESSAGE_BYTES), details=details)
 
 
+def retry_pushback(error: BaseException) -> tuple[tuple[str, str], ...]:
+    """The trailer that says to gRPC's own retries what RetryInfo says to clients; empty for codes that none retries."""
+    if isinstance(error, (errors.Overloaded, errors.NotReady)):
+        return ((PUSHBACK_KEY, str(math.ceil(error.retry_after_s * 1000))),)
+    if code_of(error) is grpc.StatusCode.RESOURCE_EXHAUSTED:  # too large, now and later
+        return ((PUSHBACK_KEY, "-1"),)
+    return ()
+
+
 def _specific_details(error: errors.PyruntimeError) -> list[any_pb2.Any]:
     if isinstance(error, errors.InvalidField):
         return [_bad_request([error])]
@@ -91,6 +110,11 @@ def _bad_request(fields: list[errors.InvalidField]) -> any_pb2.Any:
 
 def _info(reason: str) -> any_pb2.Any:
     return _pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))
+
+
+def request_info(request_id: str) -> any_pb2.Any:
+    """The detail of a status that names the call."""
+    return _pack(error_details_pb2.RequestInfo(request_id=request_id))
 
 
 def _pack(message: Message) -> any_pb2.Any:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from google.protobuf.message import Message
 
 from pyruntime.errors import InvalidField, ResponseTooLarge
 from pyruntime.registry import GenerationDefaults
-from pyruntime.types import SamplingParams
+from pyruntime.types import SAMPLING_RANGES, SamplingParams
 from pyruntime.v1 import generate_pb2
 
 MAX_CONTINUATIONS = 128
@@ -24,6 +24,9 @@ MAX_REQUEST_ID_BYTES = 256
 MAX_TOP_LOGPROBS = 20
 MAX_SELECTED_LOGPROBS = 64
 MAX_CHUNK_TOKENS = 1024
+# Beyond these a logit leaves what a float32 holds. Any draw is decided long before.
+LEAST_REPETITION_PENALTY = 1e-30
+MOST_BIAS = 3.4e38
 
 
 def show(text: str) -> str:
@@ -82,7 +85,8 @@ def check_text(field: str, text: str, max_bytes: int, *, may_be_blank: bool = Fa
     """Not longer than the server takes, and not blank."""
     check_length(field, text_bytes(text), max_bytes, "bytes")
     if not may_be_blank and (not text or text.isspace()):
-        raise InvalidField(field, "is empty" if not text else "is blank: white space alone")
+        found = "is empty" if not text else "is blank: white space alone"
+        raise InvalidField(field, f"{found}; allowed: 1 to {max_bytes} bytes, some of them no white space")
 
 
 def optional(message: Any, name: str, default: Any = None) -> Any:
@@ -107,10 +111,10 @@ def read_sampling(
         top_p=choose("top_p", 1.0),
         min_p=choose("min_p", 0.0),
         seed=optional(sampling, "seed", secrets.randbits(63)),
-        repetition_penalty=choose("repetition_penalty", 1.0),
+        repetition_penalty=max(choose("repetition_penalty", 1.0), LEAST_REPETITION_PENALTY),
         frequency_penalty=sampling.frequency_penalty,
         presence_penalty=sampling.presence_penalty,
-        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        logit_bias=tuple(sorted((token_id, min(bias, MOST_BIAS)) for token_id, bias in sampling.logit_bias.items())),
         logprobs=min(request.logprobs.top, vocab_size) if request.logprobs.enabled else None,
         logprob_ids=tuple(
             check_token_ids("logprobs.token_ids", request.logprobs.token_ids, vocab_size, MAX_SELECTED_LOGPROBS)
@@ -119,15 +123,7 @@ def read_sampling(
 
 
 def _check_sampling(sampling: generate_pb2.Sampling, vocab_size: int) -> None:
-    ranges: Mapping[str, tuple[float, float, bool]] = {
-        "temperature": (0, 100, False),
-        "top_p": (0, 1, True),
-        "min_p": (0, 1, False),
-        "repetition_penalty": (0, 2, True),
-        "frequency_penalty": (-2, 2, False),
-        "presence_penalty": (-2, 2, False),
-    }
-    for name, (low, high, open_low) in ranges.items():
+    for name, (low, high, open_low) in SAMPLING_RANGES.items():
         if sampling.HasField(name):
             check_range(f"sampling.{name}", getattr(sampling, name), low, high, open_low=open_low)
     if sampling.top_k < -1:
@@ -181,11 +177,12 @@ def _check_constraint(constraint: generate_pb2.Constraint) -> None:
             if not option:
                 raise InvalidField(f"constraint.choice.options[{place}]", "is empty; allowed: texts that are not")
     elif not getattr(constraint, kind):
-        raise InvalidField(f"constraint.{kind}", "is empty")
+        raise InvalidField(f"constraint.{kind}", "is empty; allowed: 1 byte or more")
 
 
-def check_message_size(message: Message, most: int) -> None:
-    """``ResponseTooLarge`` above ``most`` bytes; grpc itself logs a traceback for a message that it refuses to send."""
+def check_message_size(message: Message, most: int) -> int:
+    """The message's bytes. ``ResponseTooLarge`` above ``most``; grpc logs a traceback for what it refuses to send."""
     if (size := message.ByteSize()) > most:
         limit = f"this server's messages have at most {most} (max_message_bytes)"
         raise ResponseTooLarge(f"the response has {size} bytes; {limit}")
+    return size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -34,7 +35,8 @@ class TextWorkers:
 
     async def run_aside(self, function: Callable[..., T], *args: Any) -> T:
         """``function(*args)`` on a worker, however little there is to read."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        in_call = contextvars.copy_context().run  # what it logs belongs to the call
+        return await asyncio.get_running_loop().run_in_executor(self._pool, in_call, function, *args)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

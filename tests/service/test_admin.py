@@ -13,7 +13,7 @@ import pytest
 from google.protobuf import duration_pb2
 from grpc_health.v1 import health_pb2
 
-from pyruntime.config import Share
+from pyruntime.config_values import Share
 from pyruntime.lifecycle import ModelManager
 from pyruntime.registry import ModelRegistry
 from pyruntime.service.server_builder import build_server

@@ -12,7 +12,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
-from pyruntime.config import Settings, Share
+from pyruntime.config import Settings
+from pyruntime.config_values import Share
 from pyruntime.errors import ModelLoadError
 from pyruntime.lifecycle import ModelManager
 from pyruntime.model import kv_cache

@@ -203,6 +203,9 @@ async def test_a_call_whose_deadline_has_passed_is_not_begun():
         def time_remaining(self) -> float:
             return 0.0
 
+        def trailing_metadata(self) -> tuple:
+            return ()
+
         async def abort(self, code: grpc.StatusCode, message: str, metadata: tuple) -> None:
             aborted.append(code)
             raise grpc.aio.AbortError
