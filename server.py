@@ -13,12 +13,16 @@ from collections.abc import Coroutine
 from typing import Any, NoReturn
 
 from pyruntime.config import Settings
+from pyruntime.errors import UnsafeTransport
 from pyruntime.lifecycle import LOADER_THREAD, Load, ModelManager
-from pyruntime.machine import compute_threads, limit_tokenizer_threads
+from pyruntime.machine import allow_many_connections, compute_threads, limit_tokenizer_threads
 from pyruntime.model.demo import GEMMA_NAME, MINILM_NAME, gemma_folder, minilm_folder
 from pyruntime.registry import ModelRegistry
 from pyruntime.service.examples import grpcurl_calls
 from pyruntime.service.server_builder import RuntimeServer, build_server
+from pyruntime.telemetry.logs import configure_logging, log_loop_errors, writes_json
+from pyruntime.telemetry.site import status_page
+from pyruntime.telemetry.tracing import TracingUnavailable, open_tracing
 
 log = logging.getLogger("pyruntime.server")
 
@@ -29,8 +33,11 @@ LOST_GRACE_S = 1.0
 
 
 def say(line: str) -> None:
-    """One line for the operator."""
-    print(line, flush=True)
+    """One line for the operator: by itself, or in the log where that is for machines."""
+    if writes_json():
+        log.info("%s", line)
+    else:
+        print(line, flush=True)
 
 
 def load_all(manager: ModelManager, settings: Settings) -> list[Load]:
@@ -69,18 +76,32 @@ async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
 
 async def serve(settings: Settings) -> int:
     """Run until a signal or until a device is lost. Returns the exit status."""
+    with contextlib.ExitStack() as open_to_the_end:
+        return await _serve(settings, open_to_the_end)
+
+
+async def _serve(settings: Settings, open_to_the_end: contextlib.ExitStack) -> int:
     stop = catch_signals()
+    log_loop_errors(asyncio.get_running_loop())
     registry = ModelRegistry()
     manager = ModelManager(registry, settings, say)
-    server = build_server(registry, settings, manager)
     try:
+        tracing = open_tracing(settings.otlp_endpoint)
+        if tracing is not None:
+            open_to_the_end.callback(tracing.close)
+        server = build_server(registry, settings, manager, tracing)
+    except (TracingUnavailable, UnsafeTransport) as problem:
+        print(f"server.py: {problem}", file=sys.stderr)
+        return BAD_USAGE
+    try:
+        page = open_to_the_end.enter_context(status_page(settings, registry, server.calls, lambda: server.is_ready))
         await server.start()
     except RuntimeError as error:
         log.error("%s", error)
         return FAILED
     loads = load_all(manager, settings)
     manager.start()
-    await first_of(bring_up(loads, server, registry), stop.wait(), manager.device_lost.wait())
+    await first_of(bring_up(loads, server, registry, page), stop.wait(), manager.device_lost.wait())
     manager.stop()
     if manager.device_lost.is_set():
         # What still runs cannot end well, and stopping the engines may hang.
@@ -89,40 +110,43 @@ async def serve(settings: Settings) -> int:
     if server.num_running:
         say(f"draining: {server.num_running} running requests have {settings.drain_grace_s:g} s to end")
     await server.drain(settings.drain_grace_s)
+    if server.has_stalled:  # its thread cannot be joined; what it hangs in is most likely the device
+        return DEVICE_LOST
     await manager.close()
     return OK if stop.is_set() else FAILED
 
 
-async def bring_up(loads: list[Load], server: RuntimeServer, registry: ModelRegistry) -> None:
+async def bring_up(loads: list[Load], server: RuntimeServer, registry: ModelRegistry, page: str) -> None:
     """Announce what serves once all is loaded; returns only when nothing does and nothing can be loaded later."""
     for load in loads:
         await load.wait()
     if not registry.serving() and server.admin is None:
         log.error("no model could be loaded")
         return
-    announce(registry, server)
+    announce(registry, server, page)
     await asyncio.Event().wait()
 
 
-def announce(registry: ModelRegistry, server: RuntimeServer) -> None:
+def announce(registry: ModelRegistry, server: RuntimeServer, page: str) -> None:
     names = ", ".join(model.info.name for model in registry.serving())
     say(f"SERVING on {server.address}: {names or 'no model yet'}")
     if server.admin is not None:
         say(f"pyruntime.v1.AdminService on {server.admin.address}")
-    calls = grpcurl_calls(registry.serving(), server.address)
-    if calls:
+    if page:
+        say(f"status page and metrics on http://{page}/")
+    calls = grpcurl_calls(registry.serving(), server.address, server.grpcurl_flags)
+    if calls and not writes_json():
         say("Try, in another terminal:\n\n" + "\n\n".join(calls) + "\n")
 
 
 def main() -> int:
     settings = Settings.load(sys.argv[1:], os.environ)
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
     if not settings.models and not settings.demo and not settings.admin_address:
         print("server.py: nothing to serve: give --model NAME=PATH, --demo, or --admin-address", file=sys.stderr)
         return BAD_USAGE
+    configure_logging(settings.log_level, settings.log_format, settings.log_texts)
     limit_tokenizer_threads(compute_threads(settings.threads))
+    allow_many_connections()
     status = asyncio.run(serve(settings))
     if status == DEVICE_LOST or any(thread.name == LOADER_THREAD for thread in threading.enumerate()):
         end_process(status)

@@ -120,7 +120,10 @@ GENERATED.mkdir(parents=True, exist_ok=True)  # setuptools wants every package t
 
 setup(
     packages=sorted({*find_packages(include=["pyruntime", "pyruntime.*"]), "pyruntime.v1"}),
-    package_data={"pyruntime": ["py.typed", "*.pyi", "templates/*.json"], "pyruntime.v1": ["*.pyi"]},
+    package_data={
+        "pyruntime": ["py.typed", "*.pyi", "templates/*.json", "telemetry/page/*"],
+        "pyruntime.v1": ["*.pyi"],
+    },
     ext_modules=[Extension(MODULE, sources=[])],
     cmdclass={"build_py": BuildPy, "build_ext": BuildExtension, "build_proto": BuildProto},
 )

@@ -42,7 +42,19 @@ STABLE_TORCH_LIBRARY(pyruntime, m) {
       "Tensor? seen_ids=None, Tensor? seen_generated=None, Tensor? seen_starts=None, Tensor? bias_ids=None, "
       "Tensor? bias_values=None, Tensor? bias_starts=None, Tensor? bitmask=None, int top_logprobs=-1) -> "
       "(Tensor ids, Tensor logprobs, Tensor top_ids, Tensor top_logprobs)");
-  m.def("linear_rows(Tensor x, Tensor w, Tensor? bias) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float epsilon, float weight_offset=0.0) -> Tensor");
+  m.def("layer_norm(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float epsilon) -> Tensor");
+  m.def("rotate_halves(Tensor x, Tensor cos, Tensor sin) -> Tensor");
+  m.def("linear_rows(Tensor x, Tensor w, Tensor? bias, Tensor? up=None, int activation=0) -> Tensor");
+  m.def("linear_panels(Tensor x, Tensor w, Tensor? bias, Tensor? up=None, int activation=0) -> Tensor");
+  m.def(
+      "decoder_layer(Tensor x, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, "
+      "Tensor query_starts, Tensor kv_lengths, Tensor block_tables, Tensor attention_norm, Tensor q_weight, "
+      "Tensor? q_bias, Tensor k_weight, Tensor? k_bias, Tensor v_weight, Tensor? v_bias, Tensor? q_norm, "
+      "Tensor? k_norm, Tensor o_weight, Tensor? o_bias, Tensor? after_attention, Tensor mlp_norm, Tensor gate, "
+      "Tensor up, Tensor down, Tensor? after_mlp, Tensor? sinks, float epsilon, float weight_offset, int activation, "
+      "float scale, int window_left, float softcap, bool by_panels) -> Tensor");
+  m.def("linear_into(Tensor x, Tensor w, Tensor? bias, bool by_panels, Tensor(a!) out) -> ()");
   m.def("linear_rows_int8(Tensor x, Tensor w, Tensor scales, Tensor? bias=None) -> Tensor");
 }
 

@@ -70,10 +70,12 @@ class Ticket:
 
     def __init__(self, admission: Admission, line: Line, estimate: int, num_bytes: int, deadline: float | None) -> None:
         self.line = line
+        self.taken_at = time.monotonic()
         self.deadline = deadline
         self.estimate = estimate  # tokens that are not known exactly yet
         self.num_bytes = num_bytes  # of the text that they come from; 0 when that tells nothing about the tokenizer
         self.is_open = True
+        self.has_run = False  # something of the request has been computed
         self._admission = admission
 
     def __enter__(self) -> Ticket:

@@ -20,6 +20,7 @@ from pyruntime.jobs.batch import ClassifyJob, EmbedJob, ScoreJob
 from pyruntime.jobs.generate import BUFFER_TOKENS, GenerateJob, TokenStream
 from pyruntime.scheduler.load import SchedulerLoad
 from pyruntime.scheduler.scheduler import Scheduler
+from pyruntime.stats import EngineStats
 from pyruntime.step_loop import StepLoop
 from pyruntime.step_runner import BatchMaker, HeadSet, Runner, StepRunner, is_fatal
 from pyruntime.types import (
@@ -95,9 +96,10 @@ class Engine:
         self.on_failed: Callable[[str], None] | None = None
         self.on_device_lost: Callable[[str], None] | None = None
         self._admission = Admission(info.name, max_queue_requests, max_queue_tokens)
+        self.stats = EngineStats()
         self._steps = StepRunner(builder, runner, heads, compute_gate or Inline(), fatal)
         tell = (lambda reason: _tell(self.on_failed, reason)), (lambda reason: _tell(self.on_device_lost, reason))
-        self._loop = StepLoop(info, scheduler, self._steps, self._admission, *tell)
+        self._loop = StepLoop(info, scheduler, self._steps, self._admission, self.stats, *tell)
 
     # -- called from event loops ------------------------------------------------------------------
 
@@ -171,6 +173,14 @@ class Engine:
             seconds_in_step=self.seconds_in_step,
             scheduler=self._loop.scheduler_load,
         )
+
+    def probe(self, answer: Callable[[], None]) -> None:
+        """Call ``answer`` on the step thread before its next step: late when a step hangs, never when it has ended."""
+        self._loop.command(answer)
+
+    def turn_away(self, error: PyruntimeError) -> None:
+        """From now on, requests of which nothing has been computed end with ``error``; the others go on."""
+        self._loop.turn_away(error)
 
     def close(self) -> None:
         """Stop the step thread; open requests end with ``NotReady``."""

@@ -85,6 +85,42 @@ class ResponseTooLarge(PyruntimeError):
     reason = "RESPONSE_TOO_LARGE"
 
 
+class RequestTooLarge(PyruntimeError):
+    """The request has more bytes, once decompressed, or more fields than one may have."""
+
+    reason = "REQUEST_TOO_LARGE"
+
+
+class MalformedMessage(PyruntimeError):
+    """The bytes of the request are no message of its type."""
+
+    reason = "MALFORMED_MESSAGE"
+
+
+class CredentialsMissing(PyruntimeError):
+    """The call carries no bearer token, and this method asks for one."""
+
+    reason = "CREDENTIALS_MISSING"
+
+
+class CredentialsWrong(PyruntimeError):
+    """The call carries a token that this server does not know (any more)."""
+
+    reason = "CREDENTIALS_WRONG"
+
+
+class NotPermitted(PyruntimeError):
+    """The token is known, but not for this method."""
+
+    reason = "NOT_PERMITTED"
+
+
+class ClientStalled(PyruntimeError):
+    """The client has read nothing of its stream, or not sent its request, for too long; the work was stopped."""
+
+    reason = "CLIENT_STALLED"
+
+
 class NotReady(PyruntimeError):
     """The server or model is loading or draining; ``retry_after_s`` in seconds."""
 
@@ -111,6 +147,10 @@ class ComputeFault(PyruntimeError):
     """The forward failed or produced NaN or infinity for this request."""
 
     reason = "COMPUTE_FAULT"
+
+
+class UnsafeTransport(Exception):
+    """The server must not listen with these settings, for the reason given. Seen by the operator alone."""
 
 
 class ModelLoadError(PyruntimeError):

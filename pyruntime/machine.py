@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/")
+MOST_FILES = 2**16
 
 
 def usable_cores(root: Path = ROOT) -> int:
@@ -38,6 +40,17 @@ def limit_tokenizer_threads(threads: int) -> None:
     more than it may use. Call it before any tokenizer is used.
     """
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
+
+
+def allow_many_connections() -> None:
+    """Raise the limit of open files, of which each connection is one, as far as the process may.
+
+    The usual 1024 are soon used up by clients that open connections and leave them; then nobody else is let in.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _available(root: Path) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
 
 from pyruntime.config import Settings
+from pyruntime.constraints.vocabulary import prepare_vocabulary
 from pyruntime.engine import Engine
 from pyruntime.errors import ModelLoadError
 from pyruntime.gate import device_gate
@@ -28,8 +30,10 @@ from pyruntime.scheduler.blocks import BlockPool
 from pyruntime.scheduler.cost import DEFAULT_EQUAL_DEPTH
 from pyruntime.scheduler.prefix_cache import PrefixCache
 from pyruntime.scheduler.scheduler import Scheduler
+from pyruntime.scheduler.speculation import Speculation
 from pyruntime.self_check import check_scheduler, self_check
 from pyruntime.tokenization import Tokenizer
+from pyruntime.types import SAMPLING_RANGES, Capability
 
 
 class Compute:
@@ -83,6 +87,8 @@ def load_served_model(
         compute_gate=device_gate(settings.device),
     )
     defaults = _generation_defaults(folder, loaded, tokenizer)
+    if Capability.GENERATE in info.capabilities:
+        prepare_vocabulary(tokenizer, info.vocab_size, defaults.eos_token_ids or tokenizer.eos_token_ids)
     return ServedModel(info, engine, tokenizer, defaults, template, compute.release)
 
 
@@ -122,7 +128,13 @@ def _scheduler(loaded: LoadedModel, cache: KVCache | None, settings: Settings) -
         # Blocks are let go only where no layer looks further back; the widest window then decides.
         window=max((window for window in windows if window), default=None) if all(windows) else None,
         equal_cost_depth=_equal_cost_depth(loaded),
+        head_cost_depth=_head_cost_depth(loaded),
+        speculation=_speculation(settings),
     )
+
+
+def _speculation(settings: Settings) -> Speculation | None:
+    return Speculation(settings.max_draft_tokens, settings.max_draft_rows) if settings.speculation == "auto" else None
 
 
 def _equal_cost_depth(loaded: LoadedModel) -> int:
@@ -131,14 +143,28 @@ def _equal_cost_depth(loaded: LoadedModel) -> int:
     Experts, whose weights have three axes, are left out, and a layer with a sliding window counts as if it read all
     keys: too small a K only makes chunks shorter. At least 1, since 0 would mean that attention costs nothing.
     """
-    heads = getattr(loaded.config, "num_attention_heads", None)
-    if not loaded.layers or not isinstance(heads, int):
+    if not loaded.layers or not isinstance(_num_heads(loaded), int):
         return DEFAULT_EQUAL_DEPTH
     tables = [module.weight for module in loaded.body.modules() if isinstance(module, torch.nn.Embedding)]
     linears = sum(each.numel() for each in loaded.body.parameters() if each.ndim == 2)
     linears -= sum(table.numel() for table in tables)
-    pair = sum(heads * (shape.key_width + shape.value_width) for shape in loaded.cache_shapes.values())
-    return max(1, linears // pair)
+    return max(1, linears // _pair_cost(loaded))
+
+
+def _head_cost_depth(loaded: LoadedModel) -> int:
+    """How many query-key pairs, all layers, cost as many multiplications as the vocabulary for one row."""
+    if loaded.output_head is None or not loaded.layers or not isinstance(_num_heads(loaded), int):
+        return 0
+    return loaded.output_head.weight.numel() // _pair_cost(loaded)
+
+
+def _pair_cost(loaded: LoadedModel) -> int:
+    shapes = loaded.cache_shapes.values()
+    return sum(_num_heads(loaded) * (shape.key_width + shape.value_width) for shape in shapes)
+
+
+def _num_heads(loaded: LoadedModel) -> Any:
+    return getattr(loaded.config, "num_attention_heads", None)
 
 
 def _builder(loaded: LoadedModel, block_size: int) -> BatchBuilder:
@@ -171,6 +197,7 @@ def _generation_defaults(folder: Path, loaded: LoadedModel, tokenizer: Tokenizer
     if not (folder / "generation_config.json").is_file():
         return GenerationDefaults(eos_token_ids=_ids(loaded.config.eos_token_id) | tokenizer.eos_token_ids)
     config = GenerationConfig.from_pretrained(folder)
+    _check_defaults(config)
     return GenerationDefaults(
         temperature=config.temperature if config.do_sample is not False else None,
         top_k=config.top_k,
@@ -179,6 +206,18 @@ def _generation_defaults(folder: Path, loaded: LoadedModel, tokenizer: Tokenizer
         repetition_penalty=config.repetition_penalty,
         eos_token_ids=_ids(config.eos_token_id) | tokenizer.eos_token_ids,
     )
+
+
+def _check_defaults(config: GenerationConfig) -> None:
+    """Values that no request could have would make each request fail that sets no own."""
+    for name, (low, high, open_low) in SAMPLING_RANGES.items():
+        value = getattr(config, name, None)
+        is_good = value is None or (isinstance(value, int | float) and low <= value <= high)
+        if not is_good or (open_low and value == low):
+            allowed = f"{'above ' if open_low else ''}{low} to {high}"
+            raise ModelLoadError(f"generation_config.json: {name} {value!r} is out of range; allowed: {allowed}")
+    if config.top_k is not None and not isinstance(config.top_k, int):
+        raise ModelLoadError(f"generation_config.json: top_k {config.top_k!r} is no whole number")
 
 
 def _ids(value: int | list[int] | None) -> frozenset[int]:

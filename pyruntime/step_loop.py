@@ -16,8 +16,9 @@ from pyruntime.jobs.outbox import Outbox
 from pyruntime.scheduler.load import SchedulerLoad
 from pyruntime.scheduler.plan import StepPlan
 from pyruntime.scheduler.scheduler import Scheduler
+from pyruntime.stats import EngineStats
 from pyruntime.step_runner import DeviceLost, Outcome, StepRunner
-from pyruntime.types import ModelInfo
+from pyruntime.types import ModelInfo, Task
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class StepLoop:
         scheduler: Scheduler,
         steps: StepRunner,
         admission: Admission,
+        stats: EngineStats,
         on_failed: Callable[[str], None],
         on_device_lost: Callable[[str], None],
     ) -> None:
@@ -47,6 +49,7 @@ class StepLoop:
         self._scheduler = scheduler
         self._steps = steps
         self._admission = admission
+        self._stats = stats
         self._on_failed = on_failed
         self._on_device_lost = on_device_lost
         self._condition = threading.Condition()
@@ -59,6 +62,7 @@ class StepLoop:
         self.scheduler_load: SchedulerLoad = scheduler.load()
         self._load_at = 0.0
         self.is_closed = False
+        self._refusal: PyruntimeError | None = None
         self._thread = threading.Thread(target=self._run, name=f"engine-{info.name}", daemon=True)
         self._thread.start()
 
@@ -74,6 +78,8 @@ class StepLoop:
         with self._condition:
             if self.is_closed:
                 raise self.not_ready()
+            if self._refusal is not None and not job.has_run:
+                raise self._refusal
             self._admission.enter(job.ticket, job.num_unread, job.num_unread_certain)
             self._jobs.add(job)
             self._commands.append(lambda: self._begin(job))
@@ -81,11 +87,21 @@ class StepLoop:
 
     def cancel(self, job: Job, index: int | None) -> None:
         """Stop one continuation, or the whole job, before the next step; idempotent."""
-        self._command(lambda: self._stop(job, index))
+        self.command(lambda: self._stop(job, index))
 
     def caught_up(self, job: Job) -> None:
         """The client of a paused job has taken what waited for it."""
-        self._command(lambda: self._resume(job))
+        self.command(lambda: self._resume(job))
+
+    def turn_away(self, error: PyruntimeError) -> None:
+        """From now on, requests of which nothing has been computed end with ``error``; the others go on."""
+
+        def fail_queued() -> None:
+            for job in [each for each in self._jobs if not each.has_run]:
+                self._fail(job, error)
+
+        self._refusal = error
+        self.command(fail_queued)
 
     def close(self) -> None:
         """End the thread; open jobs end with ``NotReady``."""
@@ -97,7 +113,8 @@ class StepLoop:
     def not_ready(self) -> NotReady:
         return NotReady(f"model {self._info.name} is shutting down", retry_after_s=1.0)
 
-    def _command(self, command: Callable[[], None]) -> None:
+    def command(self, command: Callable[[], None]) -> None:
+        """Have something called on the thread before its next step."""
         with self._condition:
             self._commands.append(command)
             self._condition.notify()
@@ -181,16 +198,19 @@ class StepLoop:
         num_read = self._leave_queue(plan)
         self._deliver(outcome)
         ended, self._num_ended = self._num_ended, 0
-        self._admission.note(num_read, ended, time.monotonic() - began, had_queue)
+        seconds = time.monotonic() - began
+        self._admission.note(num_read, ended, seconds, had_queue)
+        self._stats.note_step(plan, seconds, len(outcome.failed))
         return True
 
     def _leave_queue(self, plan: StepPlan) -> int:
         """Prompt tokens that the step has done with wait no more; how many they are."""
         total = 0
-        for sequence, _ in plan.entries:
+        for sequence, num_computed in plan.entries:
             job: Job = sequence.owner
             if job.unread and (num_tokens := job.note_computed(sequence)):
                 self._give_up(job, num_tokens)
+                self._stats.note_prompt(sequence.task, num_tokens, num_computed)
                 total += num_tokens
         return total
 
@@ -200,15 +220,19 @@ class StepLoop:
 
     def _deliver(self, outcome: Outcome) -> None:
         touched: dict[Job, None] = {}
+        now = time.monotonic()
         for sequence, output in outcome.outputs:
             job = sequence.owner
             touched[job] = None
             if not job.done:  # else another row of this step failed the request
                 job.take(sequence, output, self._scheduler)
+                if sequence.task is Task.GENERATE:
+                    self._stats.note_tokens(job, sequence, now)
         for job in touched:
             if job not in self._jobs:
                 continue
             if job.done:
+                self._stats.note_end(job)
                 self._end(job)
             job.flush(self._outbox)
             if job.is_behind and not job.done:
@@ -218,10 +242,15 @@ class StepLoop:
         for sequence, _ in plan.entries:
             if sequence.first_run_at is None:
                 sequence.first_run_at = now
-                sequence.owner.started_at = sequence.owner.started_at or now
+                job: Job = sequence.owner
+                if job.started_at is None:
+                    job.started_at = now
+                    job.note_run()
+                    self._stats.note_start(job, now)
 
     def _pause(self, job: Job) -> None:
         job.paused = True
+        self._stats.note_pause(job)
         for sequence in job.sequences:
             self._scheduler.pause(sequence)
         if job.has_caught_up:  # while that was being said, so that the client's side did not see it
@@ -244,6 +273,7 @@ class StepLoop:
         self._scheduler.finish(job.sequences[index])
         job.close_index(index)
         if job.done:
+            self._stats.note_end(job)
             self._end(job)
         job.flush(self._outbox)
 

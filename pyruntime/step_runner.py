@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 # Forwards that a failed step may cost on top: enough to find two culprits among 256 sequences.
 MAX_RERUNS = 32
+# Requests named by one log line.
+MOST_NAMED = 16
 FATAL_TYPES = frozenset({"AcceleratorError"})
 FATAL_TEXTS = ("CUDA error", "device-side assert")
 MEMORY_TEXTS = ("out of memory", "ALLOC_FAILED")
@@ -99,7 +101,10 @@ class StepRunner:
             except Exception as error:
                 if self._is_fatal(error):
                     raise DeviceLost(f"{type(error).__name__}: {error}") from error
-                log.warning("a forward of %d sequences failed", len(part.entries), exc_info=not reruns)
+                fields = {"request_ids": _request_ids(part)}
+                log.warning(
+                    "a forward of %d sequences failed", len(part.entries), exc_info=not reruns, extra={"fields": fields}
+                )
                 owners = {sequence.owner: error for sequence, _ in part.entries}
                 if len(owners) == 1 or reruns + 2 > MAX_RERUNS:
                     outcome.failed |= owners
@@ -126,3 +131,9 @@ class StepRunner:
             return batch, self._heads.read(self._runner.forward(batch), batch)
         finally:
             self._began_at = None
+
+
+def _request_ids(part: StepPlan) -> list[str]:
+    """Of the requests in it, those that have one, at most ``MOST_NAMED``."""
+    names = dict.fromkeys(getattr(sequence.payload, "request_id", "") for sequence, _ in part.entries)
+    return [name for name in names if name][:MOST_NAMED]

@@ -105,6 +105,7 @@ class FakeEngine:
         self.streams: list[FakeStream] = []
         self.refusal: Exception | None = None
         self.on_failed: Callable[[str], None] | None = None
+        self.turned_away: PyruntimeError | None = None
         self.next_stream: FakeStream | None = None
         self.block = False
         self.blocked = asyncio.Event()
@@ -161,6 +162,12 @@ class FakeEngine:
             scores = scores if request.raw else 1 / (1 + np.exp(-scores))
             results.append(ClassifyResult(scores, len(whole), 0, error))
         return results, StepTiming(0.1, 0.2)
+
+    def probe(self, answer: Callable[[], None]) -> None:
+        answer()
+
+    def turn_away(self, error: PyruntimeError) -> None:
+        self.turned_away = error
 
     def close(self) -> None:
         pass

@@ -18,9 +18,10 @@ SOURCES = sorted(
     if path.is_file() and PACKAGE / "v1" not in path.parents
 )
 
-# What each room may import of the project; pyruntime.config, errors and types are open to all.
+# What each room may import of the project; config, config_values, errors and types are open to all.
 MAY_IMPORT: dict[str, set[str]] = {
-    "config": set(),
+    "config": {"config_values"},
+    "config_values": set(),
     "errors": set(),
     "types": set(),
     "gate": set(),
@@ -31,13 +32,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"ops", "machine"},
     "heads": {"ops", "model"},
     "scheduler": set(),
-    "jobs": {"scheduler"},
-    "constraints": {"tokenization"},
+    "stats": set(),
+    "jobs": {"scheduler", "stats"},
+    "constraints": {"tokenization", "detokenization"},
     "admission": set(),
     "deadlines": {"jobs"},
     "step_runner": {"scheduler", "gate"},
-    "step_loop": {"admission", "deadlines", "step_runner", "scheduler", "jobs"},
-    "engine": {"admission", "step_loop", "step_runner", "scheduler", "jobs", "gate"},
+    "step_loop": {"admission", "deadlines", "step_runner", "scheduler", "jobs", "stats"},
+    "engine": {"admission", "step_loop", "step_runner", "scheduler", "jobs", "stats", "gate"},
     "rerank_template": {"tokenization"},
     "rerank_folder": {"rerank_template", "tokenization"},
     "registry": {"engine", "tokenization", "rerank_template"},
@@ -47,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "model_info",
         "registry",
         "engine",
+        "constraints",
         "gate",
         "machine",
         "self_check",
@@ -59,15 +62,46 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ops",
     },
     "lifecycle": {"registry", "serving", "model"},
-    "service": {"registry", "lifecycle", "engine", "jobs", "constraints", "tokenization", "rerank_template", "v1"},
+    "telemetry": {"registry", "engine", "scheduler", "stats"},
+    "service": {
+        "registry",
+        "lifecycle",
+        "engine",
+        "jobs",
+        "constraints",
+        "telemetry",
+        "tokenization",
+        "rerank_template",
+        "v1",
+    },
     "client": {"v1"},
-    "server": {"service", "lifecycle", "machine", "registry", "serving", "model", "engine", "tokenization"},
+    "server": {
+        "service",
+        "telemetry",
+        "lifecycle",
+        "machine",
+        "registry",
+        "serving",
+        "model",
+        "engine",
+        "tokenization",
+    },
 }
-OPEN_TO_ALL = {"config", "errors", "types", ""}
+OPEN_TO_ALL = {"config", "config_values", "errors", "types", ""}
 GRPC_ROOMS = {"service", "client", "server"}
 GRPC_MODULES = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "pyruntime.v1"}
 TORCH_FREE_ROOMS = {"service", "scheduler", "registry", "client", "config", "errors", "engine", "jobs", "gate"}
-TORCH_FREE_ROOMS |= {"lifecycle", "constraints", "machine", "admission", "deadlines", "step_runner", "step_loop"}
+TORCH_FREE_ROOMS |= {
+    "lifecycle",
+    "constraints",
+    "machine",
+    "admission",
+    "deadlines",
+    "step_runner",
+    "step_loop",
+    "stats",
+    "telemetry",
+}
 MAY_SEE_TORCH = {"scheduler/batch_builder.py"}
 
 
@@ -128,6 +162,12 @@ def test_only_the_doors_know_grpc(path: Path) -> None:
     if room(path) in GRPC_ROOMS:
         return
     seen = {name for name in imports(path) if is_under(name, GRPC_MODULES)}
+    assert not seen, f"{path} imports {sorted(seen)}"
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if room(p) != "telemetry"], ids=identifier)
+def test_only_telemetry_knows_who_reads_its_numbers(path: Path) -> None:
+    seen = {name for name in imports(path) if is_under(name, {"prometheus_client", "opentelemetry"})}
     assert not seen, f"{path} imports {sorted(seen)}"
 
 

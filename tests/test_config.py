@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pyruntime.config import Settings, Share, allowed, default
+from pyruntime.config import Settings, allowed, default
+from pyruntime.config_values import Share
 from pyruntime.types import Task
 
 
@@ -100,6 +101,9 @@ def test_an_empty_variable_counts_as_unset() -> None:
     [
         (["--port", "99999"], ["--port", "'99999'", "the command line", "0 to 65535"]),
         (["--dtype", "int3"], ["--dtype", "'int3'", "one of auto, float32, bfloat16"]),
+        (["--speculation", "on"], ["--speculation", "'on'", "one of auto, off"]),
+        (["--max-draft-tokens", "0"], ["--max-draft-tokens", "'0'", "1 to 64"]),
+        (["--max-draft-rows", "1"], ["--max-draft-rows", "'1'", "2 to 1024"]),
         (["--device", "tpu"], ["--device", "'tpu'", "cpu, cuda or cuda:INDEX"]),
         (["--kv-cache-bytes", "12 parsecs"], ["--kv-cache-bytes", "'12 parsecs'", "1048576 to"]),
         (["--kv-cache-bytes", "96%"], ["--kv-cache-bytes", "'96%'", "1% to 95%"]),
@@ -122,6 +126,7 @@ def test_an_empty_variable_counts_as_unset() -> None:
         (["--model", "a=/x", "--model", "a=/y"], ["--model", "each name once"]),
         (["--threads", "two"], ["--threads", "'two'", "0 to 4096"]),
         (["--host", ""], ["--host", "not empty"]),
+        (["--otlp-endpoint", "collector:4317"], ["--otlp-endpoint", "'collector:4317'", "http://HOST:PORT"]),
         (["--prot", "1"], ["--prot"]),
     ],
 )

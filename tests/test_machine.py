@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
-from pyruntime.machine import free_memory, limit_tokenizer_threads, usable_cores
+from pyruntime.machine import MOST_FILES, allow_many_connections, free_memory, limit_tokenizer_threads, usable_cores
 
 GIB = 2**30
 CORES = len(os.sched_getaffinity(0))
@@ -69,6 +70,25 @@ def test_a_group_over_its_limit_has_nothing_free(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory.current": "20",
     }
     assert free_memory(machine(tmp_path, files)) == 0
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "after"),
+    [
+        (1024, 4096, 4096),
+        (1024, 10**6, MOST_FILES),
+        (1024, resource.RLIM_INFINITY, MOST_FILES),
+        (MOST_FILES, 10**6, None),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
+        (4096, 4096, None),
+    ],
+)
+def test_open_files_as_far_as_allowed(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, after: int | None) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
+    allow_many_connections()
+    assert asked == ([] if after is None else [(after, hard)])
 
 
 def test_the_environment_has_the_last_word_on_tokenizer_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@
 
 #include "../checks.h"
 #include "dispatch.h"
+#include "ops.h"
 #include "scalars.h"
 
 namespace pyruntime {
@@ -137,6 +138,8 @@ void check_pages(const AttentionArgs& a, int64_t sequences, int64_t blocks, int6
   }
 }
 
+}  // namespace
+
 Tensor paged_attention(const Tensor q, const Tensor k_cache, const Tensor v_cache, const Tensor query_starts,
                        const Tensor kv_lengths, const Tensor block_tables, bool causal, double scale,
                        int64_t window_left, double softcap, const std::optional<Tensor> sinks) {
@@ -160,7 +163,6 @@ Tensor paged_attention(const Tensor q, const Tensor k_cache, const Tensor v_cach
   return out;
 }
 
-}  // namespace
 }  // namespace pyruntime
 
 STABLE_TORCH_LIBRARY_IMPL(pyruntime, CPU, m) {

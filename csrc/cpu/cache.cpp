@@ -3,6 +3,7 @@
 
 #include "../checks.h"
 #include "dispatch.h"
+#include "ops.h"
 
 namespace pyruntime {
 namespace {
@@ -46,6 +47,8 @@ void store(const Tensor& rows, const int64_t* slots, const Cache& c) {
   }
 }
 
+}  // namespace
+
 void store_kv(const Tensor k, const Tensor v, const Tensor slot_mapping, Tensor k_cache, Tensor v_cache) {
   const Cache keys = describe_cache(k_cache, "k_cache"), values = describe_cache(v_cache, "v_cache");
   require(keys.blocks == values.blocks && keys.block_size == values.block_size, "v_cache: expected the blocks of ",
@@ -62,6 +65,8 @@ void store_kv(const Tensor k, const Tensor v, const Tensor slot_mapping, Tensor 
   store(k, slot, keys);
   store(v, slot, values);
 }
+
+namespace {
 
 void copy_blocks(Tensor k_cache, Tensor v_cache, const Tensor pairs) {
   const Cache caches[2] = {describe_cache(k_cache, "k_cache"), describe_cache(v_cache, "v_cache")};

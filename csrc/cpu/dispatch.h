@@ -3,6 +3,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <memory>
@@ -31,6 +32,31 @@ void for_each_item(int64_t count, const MakeWorker& make_worker) {
   torch::stable::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
     auto work = make_worker();
     for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) work(i);
+  });
+}
+
+// As for_each_item, but every thread has a run of items of its own, in order, and helps with those of the others when
+// it is through: for items that lie side by side in memory, where each reads ahead into the next.
+template <class Work>
+void for_each_neighbour(int64_t count, const Work& work) {
+  constexpr int64_t kMostWorkers = 256;
+  int64_t workers = static_cast<int64_t>(torch::stable::get_num_threads());
+  workers = std::min({workers, count, kMostWorkers});
+  if (workers <= 1) {
+    for (int64_t i = 0; i < count; ++i) work(i);
+    return;
+  }
+  struct alignas(64) Next {
+    std::atomic<int64_t> item;
+  };
+  Next next[kMostWorkers];
+  const auto first_of = [&](int64_t worker) { return count * worker / workers; };
+  for (int64_t w = 0; w < workers; ++w) next[w].item = first_of(w);
+  torch::stable::parallel_for(0, workers, 1, [&](int64_t own, int64_t) {
+    for (int64_t other = 0; other < workers; ++other) {
+      const int64_t w = (own + other) % workers, end = first_of(w + 1);
+      for (int64_t i = next[w].item.fetch_add(1); i < end; i = next[w].item.fetch_add(1)) work(i);
+    }
   });
 }
 

@@ -215,10 +215,20 @@ def _(logits, temperature, top_k, top_p, min_p, seeds, positions, indices, *, to
     return ids, logprobs, top_ids, logits.new_empty((batch, listed), dtype=torch.float32)
 
 
-@_fake("linear_rows")
-def _(x, w, bias):  # type: ignore[no-untyped-def]
+def _linear(x, w, bias, up=None, activation=0):  # type: ignore[no-untyped-def]
     _check_product(x, "x", w, bias, "w")
+    _check(up, "up", *w.shape)
     return x.new_empty((x.shape[0], w.shape[0]))
+
+
+for _name in ("linear_rows", "linear_panels"):
+    _fake(_name)(_linear)
+
+
+@_fake("linear_into")
+def _(x, w, bias, by_panels, out):  # type: ignore[no-untyped-def]
+    _check_product(x, "x", w, bias, "w")
+    _check(out, "out", x.shape[0], w.shape[0])
 
 
 @_fake("linear_rows_int8")
@@ -226,3 +236,35 @@ def _(x, w, scales, bias=None):  # type: ignore[no-untyped-def]
     _check_product(x, "x", w, bias, "w")
     _check(scales, "scales", w.shape[0])
     return x.new_empty((x.shape[0], w.shape[0]))
+
+
+@_fake("rms_norm")
+def _(x, weight, epsilon, weight_offset=0.0):  # type: ignore[no-untyped-def]
+    _check(x, "x", None, None)
+    _check(weight, "weight", x.shape[1])
+    return x.new_empty(x.shape)
+
+
+@_fake("layer_norm")
+def _(x, residual, weight, bias, epsilon):  # type: ignore[no-untyped-def]
+    _check(x, "x", None, None)
+    _check(residual, "residual", *x.shape)
+    _check(weight, "weight", x.shape[1])
+    _check(bias, "bias", x.shape[1])
+    return x.new_empty(x.shape)
+
+
+@_fake("rotate_halves")
+def _(x, cos, sin):  # type: ignore[no-untyped-def]
+    _check(x, "x", None, None, None)
+    _check(cos, "cos", x.shape[0], x.shape[2])
+    _check(sin, "sin", x.shape[0], x.shape[2])
+    return x.new_empty(x.shape)
+
+
+@_fake("decoder_layer")
+def _(x, cos, sin, *_):  # type: ignore[no-untyped-def]
+    _check(x, "x", None, None)
+    _check(cos, "cos", x.shape[0], None)
+    _check(sin, "sin", *cos.shape)
+    return x.new_empty(x.shape)

@@ -1,21 +1,73 @@
-"""The linear for few rows, over weights as they are or as int8."""
+"""Products of rows with a matrix of weights: for few rows, for many, and over weights kept as int8."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
+from torch.nn import functional
 
-from pyruntime.ops import _library  # noqa: F401  registers the ops
+from pyruntime.ops import _library
+
+# By name, in the order of the kernels' numbers, as torch computes them.
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "gelu": functional.gelu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+}
+_NUMBERS = {name: number for number, name in enumerate(ACTIVATIONS)}
 
 
-def linear_rows(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``x @ w.T + bias``: x ``[R, K]``, w ``[N, K]``, bias ``[N]`` → ``[R, N]`` in x's dtype, sums in float32.
+def linear_rows(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    up: torch.Tensor | None = None,
+    activation: str = "none",
+) -> torch.Tensor:
+    """``activation(x @ w.T + bias)``, ``* (x @ up.T)`` with ``up``: x ``[R, K]``, w, up ``[N, K]``, bias ``[N]`` (not
+    with ``up``) → ``[R, N]`` in x's dtype, sums in float32.
 
-    Streams w once; meant for R ≤ 32, where it beats a blocked product. x and w share one dtype of float32, bfloat16,
-    float16, last dimension dense. A row's result does not depend on the rows beside it. Bad arguments raise
-    ``RuntimeError``.
+    Streams w once; meant for few rows, where it beats a blocked product. All share one dtype of float32, bfloat16,
+    float16 (bias: any of them), last dimension dense. ``activation``: one of ``ACTIVATIONS``, computed in float32. A
+    row's result does not depend on the rows beside it. Bad arguments raise ``RuntimeError``.
     """
-    out: torch.Tensor = torch.ops.pyruntime.linear_rows(x, w, bias)
+    out: torch.Tensor = torch.ops.pyruntime.linear_rows(x, w, bias, up, _NUMBERS[activation])
     return out
+
+
+def linear_panels(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    up: torch.Tensor | None = None,
+    activation: str = "none",
+) -> torch.Tensor:
+    """What ``linear_rows`` computes, for many rows: w is transposed in panels on the way, x read once for each.
+
+    Only where ``has_panels`` says so, else ``RuntimeError``. Activations are applied before anything is rounded.
+    """
+    out: torch.Tensor = torch.ops.pyruntime.linear_panels(x, w, bias, up, _NUMBERS[activation])
+    return out
+
+
+def linear_into(
+    out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, by_panels: bool = False
+) -> None:
+    """``linear_rows`` without an activation, or ``linear_panels``, into out ``[R, N]`` of x's dtype."""
+    torch.ops.pyruntime.linear_into(x, w, bias, by_panels, out)
+
+
+@functools.cache
+def has_panels(dtype: torch.dtype) -> bool:
+    """Whether ``linear_panels`` is there for a dtype and the best that this processor has: with 512 bits a vector, but
+    not where it multiplies bfloat16 by tiles (AMX), which torch's own product uses."""
+    capability = str(_library.build_info()["cpu_capability"])
+    if dtype is torch.float32:
+        return capability.startswith("avx512")
+    return dtype is torch.bfloat16 and capability == "avx512bf16" and not torch.cpu._is_amx_tile_supported()
 
 
 def linear_rows_int8(

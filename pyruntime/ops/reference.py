@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 
+from pyruntime.ops.linear import ACTIVATIONS
 from pyruntime.ops.reference_attention import packed_attention, paged_attention
 
 __all__ = [
@@ -158,10 +159,47 @@ def token_logprobs(
     return torch.log_softmax(logits, -1).gather(-1, token_ids[:, None])[:, 0]
 
 
-def linear_rows(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Twin of ``ops.linear.linear_rows``."""
-    out = x.double() @ w.double().T
-    return out if bias is None else out + bias.double()
+def linear_rows(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    up: torch.Tensor | None = None,
+    activation: str = "none",
+) -> torch.Tensor:
+    """float64 [R, N]."""
+    y = x.double() @ w.double().T
+    y = y if bias is None else y + bias.double()
+    y = ACTIVATIONS[activation](y)
+    return y if up is None else y * (x.double() @ up.double().T)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, weight_offset: float = 0.0) -> torch.Tensor:
+    """float64 [R, W]."""
+    wide = x.double()
+    return wide / (wide.pow(2).mean(-1, keepdim=True) + epsilon).sqrt() * (weight.double() + weight_offset)
+
+
+def layer_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    epsilon: float,
+) -> torch.Tensor:
+    """float64 [R, W]."""
+    wide = x.double() if residual is None else x.double() + residual.double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    y = centred / (centred.pow(2).mean(-1, keepdim=True) + epsilon).sqrt()
+    y = y if weight is None else y * weight.double()
+    return y if bias is None else y + bias.double()
+
+
+def rotate_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """float64 [T, heads, W]: halves as real and imaginary parts, where both have the same angles."""
+    a, b = x.double().chunk(2, -1)
+    cos_a, cos_b = cos.double().unsqueeze(1).chunk(2, -1)
+    sin_a, sin_b = sin.double().unsqueeze(1).chunk(2, -1)
+    return torch.cat((a * cos_a - b * sin_a, b * cos_b + a * sin_b), -1)
 
 
 def linear_rows_int8(

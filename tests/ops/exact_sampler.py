@@ -37,39 +37,44 @@ def decay(z: np.ndarray) -> np.ndarray:
     return np.where(z < F(-87), F(0), p * power).astype(F)
 
 
-def draw(
-    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int, index: int
-) -> int:
-    """The token id for one row of adjusted float32 logits."""
+def weights(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> dict[int, int]:
+    """What is drawn from, for one row of adjusted float32 logits: id → its share of the mass, ids ascending."""
     x, count = logits.astype(F), len(logits)
-    if not (x < F(np.inf)).all() or x.max() == -np.inf:
-        return -1
     if temperature == 0:
-        return int(x.argmax())
+        return {int(x.argmax()): 1}
     with np.errstate(over="ignore"):
         z = ((x - x.max()) / F(temperature)).astype(F)
     e = decay(z)
-    weights = [int(w) for w in (e.astype(np.float64) * 2.0**44).astype(np.int64)]
+    shares = [int(w) for w in (e.astype(np.float64) * 2.0**44).astype(np.int64)]
     order = sorted(range(count), key=lambda i: (-z[i], i))
     if 0 < top_k < count:
         order = order[:top_k]
     if F(top_p) < 1:
-        mass = sum(weights[i] for i in order)
+        mass = sum(shares[i] for i in order)
         share = int(F(top_p) * F(2**63))
         target, running, kept = max(1, -(-share * mass >> 63)), 0, []
         for i in order:
             if running >= target:
                 break
-            running += weights[i]
+            running += shares[i]
             kept.append(i)
         order = kept
-    order = sorted(i for i in order if e[i] >= F(min_p))
-    mass = sum(weights[i] for i in order)
-    left = philox(seed & (2**64 - 1), position, index) * mass >> 64
-    for i in order:
-        if weights[i] > left:
+    return {i: shares[i] for i in sorted(i for i in order if e[i] >= F(min_p))}
+
+
+def draw(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int, index: int
+) -> int:
+    """The token id for one row of adjusted float32 logits."""
+    x = logits.astype(F)
+    if not (x < F(np.inf)).all() or x.max() == -np.inf:
+        return -1
+    kept = weights(x, temperature, top_k, top_p, min_p)
+    left = philox(seed & (2**64 - 1), position, index) * sum(kept.values()) >> 64
+    for i, weight in kept.items():
+        if weight > left:
             return i
-        left -= weights[i]
+        left -= weight
     raise AssertionError("the mass exceeds every target")
 
 

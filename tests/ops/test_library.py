@@ -22,6 +22,11 @@ x, w = torch.randn(5, 70).bfloat16(), torch.randn(99, 70).bfloat16()
 parts = [
     ops.attention.packed_attention(q, k, v, starts, causal=True, scale=0.2, softcap=9.0),
     ops.linear.linear_rows(x, w),
+    ops.linear.linear_rows(x, w, None, w, "silu"),
+    ops.linear.linear_panels(x.float(), w.float(), None, None, "gelu"),
+    ops.between.rms_norm(x, x[0], 1e-6),
+    ops.between.layer_norm(x, x, x[0], x[1], 1e-6),
+    ops.between.rotate_halves(q[:5], *[torch.randn(5, 40).bfloat16() for _ in range(2)]),
     ops.linear.linear_rows_int8(x, *ops.linear.quantize_int8(w)),
     torch.ops.pyruntime.pool_sparse(x, torch.tensor([0, 5]).int(), w),
     ops.scores.logsumexp(x, w),
@@ -85,6 +90,11 @@ def samples() -> list[tuple[torch._ops.OpOverloadPacket, tuple]]:
         (names.linear_rows_int8, (torch.randn(2, 8), torch.ones(9, 8, dtype=torch.int8), torch.rand(9))),
         (names.logsumexp, (torch.randn(2, 8), torch.randn(9, 8), torch.randn(9), 0.0, 1.0)),
         (names.linear_rows, (torch.randn(2, 8), torch.randn(9, 8), None)),
+        (names.linear_panels, (torch.randn(2, 8), torch.randn(9, 8), torch.randn(9), None, 1)),
+        (names.linear_into, (torch.randn(2, 8), torch.randn(9, 8), None, False, torch.randn(2, 9))),
+        (names.rms_norm, (torch.randn(2, 8), torch.randn(8), 1e-6)),
+        (names.layer_norm, (torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), torch.randn(8), 1e-6)),
+        (names.rotate_halves, (torch.randn(2, 3, 8), torch.randn(2, 8), torch.randn(2, 8))),
         (
             names.sample,
             (torch.randn(2, 9), one, starts[:2] * 0, one, one * 0, *[torch.zeros(2).long()] * 2, starts[:2] * 0),

@@ -15,9 +15,25 @@ constexpr int kSubRows = 2, kSubColumns = 2;
 #endif
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-template <class T, int SR, int SC>
+// Reads memory ahead of a product that will want it, a few lines at every step of the one at hand.
+struct Ahead {
+  const char* next = nullptr;
+  const char* end = nullptr;
+  int64_t lines = 0;  // a step
+
+  inline __attribute__((always_inline)) void step() {
+    for (int64_t i = 0; i < lines; ++i, next += 64) {
+      if (next < end) __builtin_prefetch(next, 0, 2);
+    }
+  }
+};
+struct NoAhead {
+  inline __attribute__((always_inline)) void step() {}
+};
+
+template <class T, int SR, int SC, class Reader>
 PYRUNTIME_INLINE void accumulate(const typename T::Element* const* x, const typename T::Element* const* w,
-                                 int64_t depth, Vec (&sums)[SR * SC]) {
+                                 int64_t depth, Vec (&sums)[SR * SC], Reader& ahead) {
   using Chunk = typename T::Chunk;
   constexpr int64_t kSize = sizeof(typename T::Element);
 #pragma GCC unroll 16
@@ -25,6 +41,7 @@ PYRUNTIME_INLINE void accumulate(const typename T::Element* const* x, const type
   int64_t d = 0;
   for (; d + T::kStep <= depth; d += T::kStep) {
     Chunk rows[SR];
+    ahead.step();
 #pragma GCC unroll 4
     for (int r = 0; r < SR; ++r) rows[r] = load_as<Chunk>(x[r] + d);
 #pragma GCC unroll 16
@@ -47,8 +64,9 @@ PYRUNTIME_INLINE void accumulate(const typename T::Element* const* x, const type
 }
 
 // Lane r * C + c of the result: sum over d < depth of x[r][d] * w[c][d].
-template <class T, int R, int C>
-PYRUNTIME_INLINE Vec dots(const typename T::Element* const* x, const typename T::Element* const* w, int64_t depth) {
+template <class T, int R, int C, class Reader = NoAhead>
+PYRUNTIME_INLINE Vec dots(const typename T::Element* const* x, const typename T::Element* const* w, int64_t depth,
+                          Reader&& ahead = NoAhead{}) {
   static_assert(R * C == 16);
   constexpr int SR = smaller(R, kSubRows);
   constexpr int SC = smaller(C, SR == 1 ? 2 * kSubColumns : kSubColumns);
@@ -56,7 +74,7 @@ PYRUNTIME_INLINE Vec dots(const typename T::Element* const* x, const typename T:
   for (int r = 0; r < R; r += SR) {
     for (int c = 0; c < C; c += SC) {
       Vec sums[SR * SC];
-      accumulate<T, SR, SC>(x + r, w + c, depth, sums);
+      accumulate<T, SR, SC>(x + r, w + c, depth, sums, ahead);
       for (int i = 0; i < SR; ++i) {
         for (int j = 0; j < SC; ++j) all[(r + i) * C + c + j] = sums[i * SC + j];
       }
@@ -101,8 +119,9 @@ PYRUNTIME_INLINE Vec stream_dots(const typename T::Element* x, const typename T:
 }
 
 // Products of rows [row, row + R) and sixteen columns, into out[r * 16 + c].
-template <class T, int R>
-PYRUNTIME_INLINE void row_products(const LinearArgs& a, int64_t row, const typename T::Element* const* w, float* out) {
+template <class T, int R, class Reader = NoAhead>
+PYRUNTIME_INLINE void row_products(const LinearArgs& a, int64_t row, const typename T::Element* const* w, float* out,
+                                   Reader&& ahead = NoAhead{}) {
   constexpr int C = 16 / R;
   const typename T::Element* x[R];
   for (int r = 0; r < R; ++r) x[r] = static_cast<const typename T::Element*>(a.x) + (row + r) * a.x_row;
@@ -112,7 +131,7 @@ PYRUNTIME_INLINE void row_products(const LinearArgs& a, int64_t row, const typen
     return;
   }
   for (int c = 0; c < 16; c += C) {
-    Vec products = dots<T, R, C>(x, w + c, a.depth);
+    Vec products = dots<T, R, C>(x, w + c, a.depth, ahead);
     for (int r = 0; r < R; ++r) memcpy(out + r * 16 + c, reinterpret_cast<const float*>(&products) + r * C, C * 4);
   }
 }

@@ -61,6 +61,27 @@ struct LinearArgs {
   int64_t x_row, w_row, out_row;
 };
 
+enum class Activation : int { kNone = 0, kGelu = 1, kGeluTanh = 2, kSilu = 3 };
+
+// y[r, n] = activation(y[r, n]) (* up[r, n]), in place; both dense in the last dimension.
+struct ActivateArgs {
+  void* y;
+  const void* up;  // null: nothing is gated
+  DType dtype;
+  Activation activation;
+  int64_t rows, columns;
+  int64_t y_row, up_row;
+};
+
+// out[r, n] = activation(sum_k x[r, k] * w[n, k] (+ bias[n])) of rows [row_begin, row_end), times sum_k x[r, k] * up[n,
+// k] where there is `up`, a matrix laid out as w.
+struct PanelArgs {
+  LinearArgs linear;
+  const void* up;  // null: nothing is gated
+  Activation activation;
+  int64_t row_begin, row_end;
+};
+
 // logit = softcap(scale * (x·w + bias)); partial log-sum-exp of columns [begin, end) of every row.
 struct LogSumExpArgs {
   LinearArgs linear;
@@ -84,6 +105,33 @@ struct SparseArgs {
 struct QuantizedArgs {
   LinearArgs linear;  // w: int8
   const float* scales;
+};
+
+// out[r] = x[r] / rms(x[r]) * (weight + weight_offset) + residual[r], without weight x[r] + residual[r], or centred:
+// layer norm of x[r] + residual[r]. Parameters [width] of the rows' dtype.
+struct NormArgs {
+  const void* x;
+  const void* residual;  // null: nothing is added
+  const void* weight;
+  const void* bias;
+  void* out;
+  DType dtype;
+  bool centred;
+  int64_t rows, width;
+  int64_t x_row, residual_row, out_row;
+  float epsilon, weight_offset;
+};
+
+// With halves a, b of a head and c, s of its angles: out = (a c_a - b s_a, b c_b + a s_b); out [tokens, heads, width]
+// dense.
+struct RotateArgs {
+  const void* x;
+  const void* cos;
+  const void* sin;
+  void* out;
+  DType dtype;
+  int64_t tokens, heads, width;
+  int64_t x_row, x_head, angle_row;
 };
 
 struct PoolArgs {
@@ -143,11 +191,19 @@ struct Kernels {
   void (*attention_join)(const AttentionArgs& args, const AttentionTile& tile, const float* parts, int64_t count,
                          float* scratch);
   void (*linear)(const LinearArgs& args, int64_t begin, int64_t end);  // columns [begin, end)
+  void (*activate)(const ActivateArgs& args);
+  // The same for many rows, panel_columns columns at a time; `panel`: panel_words words, 64-byte aligned. No words:
+  // this instruction set has no such kernel for the dtype.
+  int64_t (*panel_columns)(const PanelArgs& args);
+  int64_t (*panel_words)(const PanelArgs& args);
+  void (*panels)(const PanelArgs& args, int64_t begin, int64_t end, uint32_t* panel);
   // Over the columns [begin, end), 16 partial maxima and sums of exp(logit - maximum) a row: both [rows, 16].
   void (*logsumexp)(const LogSumExpArgs& args, int64_t begin, int64_t end, float* maxima, float* sums);
   void (*labels)(const LabelArgs& args, int64_t row);
   void (*sparse)(const SparseArgs& args, int64_t begin, int64_t end);                // columns [begin, end)
   void (*linear_int8)(const QuantizedArgs& args, int64_t begin, int64_t end);        // columns [begin, end)
+  void (*normalize_rows)(const NormArgs& args, int64_t begin, int64_t end);          // rows [begin, end)
+  void (*rotate)(const RotateArgs& args, int64_t begin, int64_t end);                // tokens [begin, end)
   void (*pool)(const PoolArgs& args, int64_t sequence, int64_t begin, int64_t end);  // columns [begin, end), plain
   void (*normalize)(const PoolArgs& args, int64_t sequence);                         // after all its columns
   // `scratch`: sample_scratch(vocabulary) floats. Writes row `row` of every answer.

@@ -12,10 +12,16 @@ void attention_split(const AttentionArgs& args, const AttentionTile& tile, int64
 void attention_join(const AttentionArgs& args, const AttentionTile& tile, const float* parts, int64_t count,
                     float* scratch);
 void linear(const LinearArgs& args, int64_t begin, int64_t end);
+void activate(const ActivateArgs& args);
+int64_t panel_columns(const PanelArgs& args);
+int64_t panel_words(const PanelArgs& args);
+void panels(const PanelArgs& args, int64_t begin, int64_t end, uint32_t* panel);
 void logsumexp(const LogSumExpArgs& args, int64_t begin, int64_t end, float* maxima, float* sums);
 void labels(const LabelArgs& args, int64_t row);
 void sparse(const SparseArgs& args, int64_t begin, int64_t end);
 void linear_int8(const QuantizedArgs& args, int64_t begin, int64_t end);
+void normalize_rows(const NormArgs& args, int64_t begin, int64_t end);
+void rotate(const RotateArgs& args, int64_t begin, int64_t end);
 void pool(const PoolArgs& args, int64_t sequence, int64_t begin, int64_t end);
 void normalize(const PoolArgs& args, int64_t sequence);
 int64_t sample_scratch(int64_t vocabulary);
@@ -33,10 +39,16 @@ const Kernels table = {.name = NAME(PYRUNTIME_ISA),
                        .attention_split = attention_split,
                        .attention_join = attention_join,
                        .linear = linear,
+                       .activate = activate,
+                       .panel_columns = panel_columns,
+                       .panel_words = panel_words,
+                       .panels = panels,
                        .logsumexp = logsumexp,
                        .labels = labels,
                        .sparse = sparse,
                        .linear_int8 = linear_int8,
+                       .normalize_rows = normalize_rows,
+                       .rotate = rotate,
                        .pool = pool,
                        .normalize = normalize,
                        .sample_scratch = sample_scratch,

@@ -124,18 +124,33 @@ PYRUNTIME_INLINE Vec sum_lanes(const Vec (&v)[16]) {
   return fold_quarters(c[0], c[1]);
 }
 
-// Sixteen vectors as a matrix, transposed: four passes of one perfect shuffle.
+// Sixteen vectors as a matrix, transposed: single lanes, then pairs are interleaved within quarters of a vector, then
+// whole quarters change places, for none of which a processor needs an index vector.
 PYRUNTIME_INLINE void transpose(Vec (&v)[16]) {
-  for (int pass = 0; pass < 4; ++pass) {
-    Vec w[16];
+  Vec single[16], pairs[16];
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-      w[2 * i] = __builtin_shuffle(v[i], v[i + 8], (IntVec){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
-      w[2 * i + 1] =
-          __builtin_shuffle(v[i], v[i + 8], (IntVec){8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
+  for (int i = 0; i < 16; i += 2) {
+    single[i] = __builtin_shuffle(v[i], v[i + 1], (IntVec){0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29});
+    single[i + 1] =
+        __builtin_shuffle(v[i], v[i + 1], (IntVec){2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31});
+  }
+  const IntVec low = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}, high = low + 2;
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      pairs[i + 2 * j] = __builtin_shuffle(single[i + j], single[i + j + 2], low);
+      pairs[i + 2 * j + 1] = __builtin_shuffle(single[i + j], single[i + j + 2], high);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) v[i] = w[i];
+  }
+  const IntVec even = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27}, odd = even + 4;
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const Vec a = __builtin_shuffle(pairs[i], pairs[i + 4], even), b = __builtin_shuffle(pairs[i], pairs[i + 4], odd);
+    const Vec c = __builtin_shuffle(pairs[i + 8], pairs[i + 12], even);
+    const Vec d = __builtin_shuffle(pairs[i + 8], pairs[i + 12], odd);
+    v[i] = __builtin_shuffle(a, c, even), v[i + 4] = __builtin_shuffle(b, d, even);
+    v[i + 8] = __builtin_shuffle(a, c, odd), v[i + 12] = __builtin_shuffle(b, d, odd);
   }
 }
 

@@ -1,0 +1,66 @@
+// decoder_layer: a whole layer of a decoder over the paged cache, put together from the ops that it would take one by
+// one. Between two of them nothing goes back to Python, which at few rows takes as long as the layer itself.
+#include "../checks.h"
+#include "dispatch.h"
+#include "ops.h"
+
+namespace pyruntime {
+namespace {
+
+Tensor rows_of(const Tensor& t, int64_t rows) { return torch::stable::view(t, {rows, -1}); }
+
+Tensor heads_of(const Tensor& t, int64_t width) { return torch::stable::view(t, {t.size(0), -1, width}); }
+
+struct Layer {
+  double epsilon, weight_offset;
+  bool by_panels;
+
+  Tensor norm(const Tensor& x, const Tensor& weight) const { return rms_norm(x, weight, epsilon, weight_offset); }
+
+  Tensor norm_heads(const Tensor& x, const MaybeTensor& weight) const {
+    if (!weight.has_value()) return x;
+    const int64_t width = x.size(2);
+    const Tensor rows = norm(torch::stable::view(x, {-1, width}), *weight);
+    return torch::stable::view(rows, {x.size(0), x.size(1), width});
+  }
+
+  Tensor linear(const Tensor& x, const Tensor& w, const MaybeTensor& bias, const MaybeTensor& up = std::nullopt,
+                int64_t activation = 0) const {
+    return by_panels ? linear_panels(x, w, bias, up, activation) : linear_rows(x, w, bias, up, activation);
+  }
+};
+
+Tensor decoder_layer(const Tensor x, const Tensor cos, const Tensor sin, Tensor k_cache, Tensor v_cache,
+                     const Tensor slot_mapping, const Tensor query_starts, const Tensor kv_lengths,
+                     const Tensor block_tables, const Tensor attention_norm, const Tensor q_weight,
+                     const MaybeTensor q_bias, const Tensor k_weight, const MaybeTensor k_bias, const Tensor v_weight,
+                     const MaybeTensor v_bias, const MaybeTensor q_norm, const MaybeTensor k_norm,
+                     const Tensor o_weight, const MaybeTensor o_bias, const MaybeTensor after_attention,
+                     const Tensor mlp_norm, const Tensor gate, const Tensor up, const Tensor down,
+                     const MaybeTensor after_mlp, const MaybeTensor sinks, double epsilon, double weight_offset,
+                     int64_t activation, double scale, int64_t window_left, double softcap, bool by_panels) {
+  check_shape(x, "x", {-1, -1});
+  check_shape(k_cache, "k_cache", {-1, -1, -1, -1});
+  const Layer layer{epsilon, weight_offset, by_panels};
+  const int64_t width = k_cache.size(3);
+  const Tensor normed = layer.norm(x, attention_norm);
+  const auto project = [&](const Tensor& w, const MaybeTensor& b, const char* name) {
+    require(w.dim() == 2 && w.size(0) % width == 0, name, ": expected heads ", width, " wide, got ", describe(w));
+    return heads_of(layer.linear(normed, w, b), width);
+  };
+  const Tensor v = project(v_weight, v_bias, "v_weight");
+  const Tensor q = layer.norm_heads(project(q_weight, q_bias, "q_weight"), q_norm);
+  const Tensor k = layer.norm_heads(project(k_weight, k_bias, "k_weight"), k_norm);
+  store_kv(rotate_halves(k, cos, sin), v, slot_mapping, k_cache, v_cache);
+  const Tensor seen = paged_attention(rotate_halves(q, cos, sin), k_cache, v_cache, query_starts, kv_lengths,
+                                      block_tables, true, scale, window_left, softcap, sinks);
+  const Tensor attended = layer.linear(rows_of(seen, x.size(0)), o_weight, o_bias);
+  const Tensor middle = add_back(x, attended, after_attention, epsilon, weight_offset);
+  const Tensor hidden = layer.linear(layer.norm(middle, mlp_norm), gate, std::nullopt, up, activation);
+  return add_back(middle, layer.linear(hidden, down, std::nullopt), after_mlp, epsilon, weight_offset);
+}
+
+}  // namespace
+}  // namespace pyruntime
+
+STABLE_TORCH_LIBRARY_IMPL(pyruntime, CPU, m) { m.impl("decoder_layer", TORCH_BOX(&pyruntime::decoder_layer)); }

@@ -1,0 +1,1 @@
+"""What a running server tells about itself. Reads counters that others keep; nothing here computes or serves models."""
