@@ -12,6 +12,10 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, NoReturn
 
+# OpenMP reads it when the imports below load torch. By default its threads spin for about a millisecond whenever they
+# have nothing to do, on the cores that the event loop and other processes wait for (docs/performance.md).
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
 from pyruntime.config import Settings
 from pyruntime.errors import UnsafeTransport
 from pyruntime.lifecycle import LOADER_THREAD, Load, ModelManager

@@ -4,6 +4,7 @@
 // of the key's position in its sequence, so a row's sums have the same order in any tile, any chunk of a prompt, any
 // page size. Keys are summed in splits of kSplit, again by position, each on its own, and the splits joined in order: a
 // single row of many keys can so be shared among threads and still answers the same bits.
+#include "attention_pairs.h"
 #include "attention_state.h"
 #include "attention_tile.h"
 
@@ -48,10 +49,31 @@ float soften(const AttentionArgs& a, float* scores, int64_t block, int64_t group
   return correction;
 }
 
+// Keys in lanes as words of two bfloat16, whole vectors of them.
+template <class T>
+bool multiplies_pairs([[maybe_unused]] const AttentionArgs& a) {
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, BFloat16>) return keys_in_lanes(a) && a.key_width % 32 == 0;
+#endif
+  return false;
+}
+
+// Rows of scores from keys that lie in b.k as [parts, kKeys].
+template <class Lane>
+void score_all_lanes(const Buffers& b, int64_t rows, int64_t keys, int64_t parts) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) score_lanes<Lane, 4>(b, r, keys, parts);
+  for (; r < rows; ++r) score_lanes<Lane, 1>(b, r, keys, parts);
+}
+
 // Float32 copies, for scores that are not taken from the queries as they lie.
 template <class T>
 void load_queries(const Span& s, const Buffers& b) {
   if (kMultiplies<T> && !keys_in_lanes(s.a)) return;
+  if (multiplies_pairs<T>(s.a)) {
+    for (int64_t r = 0; r < s.rows; ++r) memcpy(b.q + r * s.a.key_width / 2, s.query<T>(r), s.a.key_width * 2);
+    return;
+  }
   const int64_t d = padded(s.a.key_width);
   for (int64_t r = 0; r < s.rows; ++r) widen_row<T>(s.query<T>(r), b.q + r * d, s.a.key_width, d);
 }
@@ -66,13 +88,18 @@ template <class T>
 void score(const Span& s, const Rows<T>& block, int64_t keys, const typename T::Element* const* queries,
            const Buffers& b) {
   const int64_t d = padded(s.a.key_width), rows = s.rows;
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (multiplies_pairs<T>(s.a)) {
+      turn_pairs(block.k, keys, b.k, s.a.key_width / 2);
+      return score_all_lanes<LanePairs>(b, rows, keys, s.a.key_width / 2);
+    }
+  }
+#endif
   if (keys_in_lanes(s.a)) {
     widen_rows<T>(block.k, keys, b.k, s.a.key_width);
     transpose_keys(b, keys, d);
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) score_lanes<4>(b, r, keys, d);
-    for (; r < rows; ++r) score_lanes<1>(b, r, keys, d);
-    return;
+    return score_all_lanes<LaneFloats>(b, rows, keys, d);
   }
   const auto all = [&]<class U>(U, const auto* const* q, const auto* const* k, int64_t width) {
     int64_t r = 0;
@@ -145,6 +172,14 @@ void attend(const Span& s, int64_t split, const Buffers& b) {
       const Rows<T> next(a, s.t, end, smallest(end + kKeys, s.last));
       fetch_ahead<T>(next.k, smallest(kKeys, s.last - end), a.key_width);
     }
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (multiplies_pairs<T>(a) && dv == a.value_width && s.low(rows - 1) <= block && s.high(0) >= end) {
+        add_all_pairs(b, keys.v, rows, end - block, width, dv, correction);
+        continue;
+      }
+    }
+#endif
     if (few) {
       add_visible_values(s, b, PlainValues<T>{keys.v}, block, end, correction);
     } else {

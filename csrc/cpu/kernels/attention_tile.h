@@ -111,18 +111,34 @@ void transpose_keys(const Buffers& b, int64_t keys, int64_t d) {
   memcpy(b.k, turned, static_cast<size_t>(d * kKeys) * sizeof(float));
 }
 
-template <int R, int N>
+// What the lanes hold of a key, and a query's part that meets it there: a float32, or two bfloat16 in a word.
+struct LaneFloats {
+  static constexpr int64_t kPer = 1;
+  PYRUNTIME_INLINE Vec add(const float* q, Vec k, Vec sum) { return splat(*q) * k + sum; }
+};
+#if defined(__AVX512BF16__)
+struct LanePairs {
+  static constexpr int64_t kPer = 2;
+  PYRUNTIME_INLINE Vec add(const float* q, Vec k, Vec sum) {
+    const WordVec pair = WordVec{} + load_as<uint32_t>(q);
+    return reinterpret_cast<Vec>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(pair),
+                                                  reinterpret_cast<__m512bh>(k)));
+  }
+};
+#endif
+
+// `d`: how many parts a row of q and a key have.
+template <class Lane, int R, int N>
 PYRUNTIME_INLINE void lane_scores(const Buffers& b, int64_t row, int64_t key, int64_t d) {
   Vec sums[R * N] = {};
   for (int64_t i = 0; i < d; ++i) {
     Vec k[N];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) k[n] = load_as<Vec>(b.k + i * kKeys + key + n * kLanes);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const Vec q = splat(b.q[(row + r) * d + i]);
 #pragma GCC unroll 4
-      for (int n = 0; n < N; ++n) sums[r * N + n] = q * k[n] + sums[r * N + n];
+      for (int n = 0; n < N; ++n) sums[r * N + n] = Lane::add(b.q + (row + r) * d + i, k[n], sums[r * N + n]);
     }
   }
   for (int r = 0; r < R; ++r) {
@@ -130,7 +146,7 @@ PYRUNTIME_INLINE void lane_scores(const Buffers& b, int64_t row, int64_t key, in
   }
 }
 
-template <int R>
+template <class Lane, int R>
 void score_lanes(const Buffers& b, int64_t row, int64_t keys, int64_t d) {
 #if defined(__AVX512F__)
   constexpr int N = 2;
@@ -138,8 +154,8 @@ void score_lanes(const Buffers& b, int64_t row, int64_t keys, int64_t d) {
   constexpr int N = 1;
 #endif
   int64_t key = 0;
-  for (; key + N * kLanes <= keys; key += N * kLanes) lane_scores<R, N>(b, row, key, d);
-  for (; key < keys; key += kLanes) lane_scores<R, 1>(b, row, key, d);
+  for (; key + N * kLanes <= keys; key += N * kLanes) lane_scores<Lane, R, N>(b, row, key, d);
+  for (; key < keys; key += kLanes) lane_scores<Lane, R, 1>(b, row, key, d);
 }
 
 // `queries` and `keys`: one pointer a row of this tile, one a key of this block.
