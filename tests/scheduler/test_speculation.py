@@ -74,9 +74,9 @@ def test_many_streams_ask_for_surer_drafts():
     w = world(max_tokens=8, max_rows=32)
     (alone,) = w.scheduler.running or running(w, 1)
     assert len(w.plan().drafts[alone]) > 4
-    w = world(max_tokens=8, max_rows=32, max_running=32)
-    running(w, 12)  # each row must then be right with three in four
-    assert FIRST_RATES[1] ** 2 < 12 / (12 + BASE_ROWS) < FIRST_RATES[1]
+    w = world(max_tokens=8, max_rows=96, max_running=64)
+    running(w, 36)  # each row must then be right with three in four
+    assert FIRST_RATES[1] ** 2 < 36 / (36 + BASE_ROWS) < FIRST_RATES[1]
     assert {len(drafts) for drafts in w.plan().drafts.values()} == {1}
 
 
