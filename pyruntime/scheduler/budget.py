@@ -15,7 +15,7 @@ class StepLimits:
 
     Beside streams, prompts get at most ``max_beside`` token equivalents, and so few that the step costs at most
     ``pause_factor`` times what it costs without them, its fixed part of ``base_tokens`` token equivalents included
-    (reading the weights once; 20 to 25 for Gemma 3 270M on two cores). A factor of 0 sets no such limit.
+    (reading the weights once; 40 to 55 for Gemma 3 270M on two cores). A factor of 0 sets no such limit.
     """
 
     max_tokens: int

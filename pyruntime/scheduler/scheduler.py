@@ -59,7 +59,7 @@ class Scheduler:
         prefix_cache: PrefixCache | None = None,
         *,
         max_pause_factor: float = 3.0,
-        step_base_tokens: int = 24,
+        step_base_tokens: int = 48,
         priority_ageing_s: float = 0.0,
         task_shares: Mapping[Task, float] | None = None,
         window: int | None = None,

@@ -68,7 +68,7 @@ class Machine:
     """What the simulated model costs: a step takes (base_tokens + its token equivalents) · seconds_a_token."""
 
     seconds_a_token: float = 0.001
-    base_tokens: int = 24
+    base_tokens: int = 48
     equal_cost_depth: int = DEFAULT_EQUAL_DEPTH
 
 
