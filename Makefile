@@ -2,6 +2,8 @@
 # The pins are in constraints.txt alone; what is needed is listed in pyproject.toml alone.
 
 PORT ?= 50051
+# More options of the server: make serve SERVE_ARGS="--metrics-port 9464"
+SERVE_ARGS ?=
 # The first Python of at least 3.11. Any other: make PYTHON=/path/to/python3
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
             $(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
@@ -26,7 +28,7 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: install $(STAMPS)/demo  ## serve the two demo models on 127.0.0.1:PORT (default 50051)
-	$(BIN)/python server.py --demo --host 127.0.0.1 --port $(PORT)
+	$(BIN)/python server.py --demo --host 127.0.0.1 --port $(PORT) $(SERVE_ARGS)
 
 install: $(STAMPS)/built  ## .venv with pinned dependencies, the compiled extension, the protobuf code
 
@@ -60,20 +62,25 @@ clean:  ## remove everything that the other targets made here
 $(STAMPS)/venv:
 	@test -n "$(PYTHON)" || { echo "pyruntime needs Python 3.11 or newer; none found. Name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@command -v g++ >/dev/null || { echo "pyruntime needs g++ to build its extension; install it first" >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sysconfig; raise SystemExit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
+	  { echo "pyruntime needs the headers of $(PYTHON) to build its extension (Debian: apt-get install python3-dev)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "pyruntime needs the venv module of $(PYTHON) (Debian: apt-get install python3-venv)" >&2; exit 1; }
 	@echo "creating $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
 # Build tools first, since the project is built without isolation: an isolated build would take torch a second time.
 $(STAMPS)/tools: constraints.txt pyproject.toml | $(STAMPS)/venv
-	@echo "installing the pinned build tools and torch"
+	@echo "installing the pinned build tools and torch: some minutes"
 	@$(PIP_INSTALL) $(BUILD_TOOLS)
 	@touch $@
 
+# editable_mode=compat: a path that type checkers follow too, so that scripts which use the client are checked.
 $(STAMPS)/built: $(STAMPS)/tools $(BUILD_INPUTS)
 	@echo "generating the protobuf code, installing the pinned dependencies, building the extension"
 	@$(BIN)/python setup.py --quiet build_proto
-	@$(PIP_INSTALL) --no-build-isolation --editable .
+	@$(PIP_INSTALL) --no-build-isolation --config-settings editable_mode=compat --editable .
 	@touch $@
 
 # The extras: what only some targets need (the demo models are a quarter of a gigabyte).

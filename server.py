@@ -140,7 +140,8 @@ def announce(registry: ModelRegistry, server: RuntimeServer, page: str) -> None:
         say(f"status page and metrics on http://{page}/")
     calls = grpcurl_calls(registry.serving(), server.address, server.grpcurl_flags)
     if calls and not writes_json():
-        say("Try, in another terminal:\n\n" + "\n\n".join(calls) + "\n")
+        say("Try, in another terminal (`pyruntime --help` tells of a client that needs no grpcurl):\n")
+        say("\n\n".join(calls) + "\n")
 
 
 def main() -> int:
@@ -149,6 +150,8 @@ def main() -> int:
         print("server.py: nothing to serve: give --model NAME=PATH, --demo, or --admin-address", file=sys.stderr)
         return BAD_USAGE
     configure_logging(settings.log_level, settings.log_format, settings.log_texts)
+    for problem in settings.idle():
+        log.warning("%s", problem)
     limit_tokenizer_threads(compute_threads(settings.threads))
     allow_many_connections()
     status = asyncio.run(serve(settings))

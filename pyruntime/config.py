@@ -27,11 +27,14 @@ from pyruntime.config_values import (
     ADDRESS_FORM,
     FILE_FORM,
     HOST_FORM,
+    INNER_HOST_FORM,
     MEMORY_FORM,
     MODELS_FORM,
     SHARES_FORM,
     Address,
     Bytes,
+    Host,
+    InnerHost,
     Memory,
     Models,
     TaskShares,
@@ -48,13 +51,16 @@ class Settings(BaseModel):
 
     models: Models = Field({}, description="a model to serve: a name and a folder, hub name or .gguf file")
     demo: bool = Field(False, description="serve the two demo models as well")
-    host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for all; or unix:PATH")
+    host: Host = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all; or unix:PATH")
     port: int = Field(50051, ge=0, le=65535, description="gRPC port; 0 takes a free one")
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="HTTP port of metrics and status page; unset: none, 0: a free one"
     )
-    metrics_host: str = Field("127.0.0.1", min_length=1, description="address of that port; it asks for no credentials")
+    metrics_host: InnerHost = Field("127.0.0.1", description="address of that port; it asks for no credentials")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of weights; auto: the model's own")
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="of linear layers, on a CPU; int8: sooner, less exact"
+    )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:INDEX")
     threads: int = Field(0, ge=0, le=4096, description="compute threads, within the cores that may be used; 0: all")
     deterministic: bool = Field(False, description="same bits whatever shares the batch; slower on long prompts")
@@ -83,7 +89,7 @@ class Settings(BaseModel):
     )
     max_draft_tokens: int = Field(8, ge=1, le=64, description="most tokens guessed ahead of a stream in a step")
     max_draft_rows: int = Field(
-        16, ge=2, le=1024, description="most streams and guesses in a step; none with more streams"
+        48, ge=2, le=1024, description="most streams and guesses in a step; none with more streams"
     )
     prefix_cache: bool = Field(True, description="keep the keys and values of earlier prompts for later ones")
     kv_block_size: int = Field(16, ge=1, le=1024, description="tokens in one cache block")
@@ -163,6 +169,24 @@ class Settings(BaseModel):
         except ValidationError as error:
             parser.error("\n  ".join(_explain(problem, values, sources) for problem in error.errors()))
 
+    def idle(self) -> list[str]:
+        """Of the options that were given, those that do nothing beside the others, each with what it needs."""
+        has_unix, has_tokens = self.host.startswith("unix:"), bool(self.token_file or self.admin_token_file)
+        has_tcp = not has_unix or (self.admin_address and not self.admin_address.startswith("unix:"))
+        needs: dict[str, tuple[object, str]] = {
+            "metrics_host": (self.metrics_port is not None, "--metrics-port"),
+            "admin_token_file": (self.admin_address, "--admin-address"),
+            "socket_access": (has_unix, "--host unix:PATH"),
+            "tls_certificate": (has_tcp, "a listener that is no Unix socket"),
+            "health": (has_tokens or self.health == "open", "--token-file"),
+            "keepalive_timeout_s": (self.keepalive_s, "--keepalive-s above 0"),
+            "max_connection_grace_s": (self.max_connection_age_s, "--max-connection-age-s"),
+            "max_draft_tokens": (self.speculation != "off", "--speculation auto"),
+            "max_draft_rows": (self.speculation != "off", "--speculation auto"),
+        }
+        given = [(name, need) for name, (works, need) in needs.items() if name in self.model_fields_set and not works]
+        return [f"{_flag(name)} does nothing without {need}" for name, need in given]
+
 
 def allowed(name: str) -> str:
     """What values the option ``name`` takes, in words."""
@@ -179,6 +203,7 @@ def allowed(name: str) -> str:
     forms = {
         "models": MODELS_FORM,
         "host": HOST_FORM,
+        "metrics_host": INNER_HOST_FORM,
         "device": "cpu, cuda or cuda:INDEX",
         "kv_cache_bytes": MEMORY_FORM,
         "task_shares": SHARES_FORM,
@@ -200,9 +225,21 @@ def _flag(name: str) -> str:
     return "--model" if name == "models" else "--" + name.replace("_", "-")
 
 
+def _metavar(name: str, kind: Any) -> str:
+    """What ``--help`` shows for the value."""
+    choices = get_args(kind)
+    if choices and all(isinstance(choice, str) for choice in choices):
+        return "|".join(choices)
+    by_ending = {"_s": "SECONDS", "_bytes": "SIZE", "port": "PORT", "host": "HOST", "_address": "ADDRESS"}
+    by_ending |= {"_shares": "TASK=WEIGHT,...", "_endpoint": "URL", "device": "DEVICE"}
+    found = next((word for ending, word in by_ending.items() if name.endswith(ending)), None)
+    return found or ("FILE" if kind is str else "NUMBER")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="server.py",
+        usage="%(prog)s [OPTION ...]   (--help lists them)",
         description="Serves generation, embeddings and scores of the same models over gRPC.",
         epilog="Flags beat environment variables, those beat the YAML file. Empty variables count as unset.",
         formatter_class=argparse.RawTextHelpFormatter,
@@ -217,7 +254,7 @@ def _parser() -> argparse.ArgumentParser:
         elif name == "models":
             options |= {"action": "append", "metavar": "NAME=PATH"}
         else:
-            options["metavar"] = name.rsplit("_", 1)[-1].upper()
+            options["metavar"] = _metavar(name, field.annotation)
         parser.add_argument(_flag(name), **options)
     return parser
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ BYTES_FORM = "a number of bytes, or one with a unit, as 512MiB or 2GiB"
 _MEMORY_RANGE = (2**20, 2**44)
 MEMORY_FORM = f"{_MEMORY_RANGE[0]} to {_MEMORY_RANGE[1]} bytes, with or without a unit as in 512MiB, or 1% to 95%"
 SHARES_FORM = "TASK=WEIGHT pairs of generate, embed, score and classify, each once, weights 0.01 to 100"
-HOST_FORM = "a host or address, or unix:PATH, not empty"
+HOST_FORM = "a host or address without a port, or unix:PATH, not empty"
+INNER_HOST_FORM = "a host or address without a port, not empty"
 FILE_FORM = "a file's path, or empty for none"
 ADDRESS_FORM = "HOST:PORT, unix:PATH, or empty for none; ports 0 to 65535"
 
@@ -88,6 +90,20 @@ def _parse_shares(value: object) -> object:
     return dict.fromkeys(Task, 1.0) | {Task(name): weight for name, weight in value.items()}
 
 
+def _check_inner_host(value: str) -> str:
+    """An IPv6 address may have brackets around it, and has none from here on."""
+    bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    if not bare or re.search(r"[\s/]", bare):
+        raise ValueError(INNER_HOST_FORM)
+    if ":" in bare:
+        ipaddress.IPv6Address(bare)  # raises ValueError, as for localhost:80
+    return bare
+
+
+def _check_host(value: str) -> str:
+    return value if re.fullmatch("unix:.+", value) else _check_inner_host(value)
+
+
 def _check_address(value: str) -> str:
     """gRPC takes a port past the last one modulo 65536, and would listen somewhere else."""
     if not value or re.fullmatch("unix:.+", value):
@@ -102,6 +118,8 @@ Bytes = Annotated[int, BeforeValidator(_parse_bytes)]
 Memory = Annotated[int | Share, BeforeValidator(_parse_memory)]
 Weight = Annotated[float, Field(ge=0.01, le=100)]
 TaskShares = Annotated[dict[Task, Weight], BeforeValidator(_parse_shares)]
+Host = Annotated[str, AfterValidator(_check_host)]
+InnerHost = Annotated[str, AfterValidator(_check_inner_host)]
 Address = Annotated[str, AfterValidator(_check_address)]
 Name = Annotated[str, Field(min_length=1)]
 Models = Annotated[dict[Name, Name], BeforeValidator(_parse_models)]

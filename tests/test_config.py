@@ -197,3 +197,43 @@ def test_help_lists_every_option_with_default_range_and_variable(capsys: pytest.
         assert f"[env PYRUNTIME_{name.upper()}]" in text
         assert allowed(name) in text
         assert f"[default {default(name)}]" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [("[::1]", "::1"), ("::", "::"), ("fe80::1%eth0", "fe80::1%eth0"), ("node-7.example", "node-7.example")],
+)
+def test_hosts_have_no_port_and_brackets_do_not_matter(given: str, taken: str) -> None:
+    settings = load("--host", given, "--metrics-host", given)
+    assert (settings.host, settings.metrics_host) == (taken, taken)
+
+
+@pytest.mark.parametrize("host", ["", " ", "localhost:50051", "[::1]:50051", "http://here", "a b", "unix:", "[]", ":"])
+def test_hosts_that_are_none(capsys: pytest.CaptureFixture[str], host: str) -> None:
+    for option in ("--host", "--metrics-host"):
+        assert "a host or address without a port" in refusal(capsys, option, host)
+
+
+def test_only_the_main_listener_may_be_a_unix_socket(capsys: pytest.CaptureFixture[str]) -> None:
+    assert load("--host", "unix:/run/a.sock").host == "unix:/run/a.sock"
+    assert "--metrics-host" in refusal(capsys, "--metrics-host", "unix:/run/a.sock")
+
+
+def test_options_that_do_nothing_are_told() -> None:
+    assert load("--demo", "--port", "0").idle() == []
+    assert load("--metrics-host", "0.0.0.0", "--metrics-port", "0", "--keepalive-timeout-s", "5").idle() == []
+    argv = ["--metrics-host", "0.0.0.0", "--admin-token-file", "t", "--speculation", "off", "--max-draft-rows", "4"]
+    assert load(*argv, PYRUNTIME_KEEPALIVE_S="0", PYRUNTIME_KEEPALIVE_TIMEOUT_S="9").idle() == [
+        "--metrics-host does nothing without --metrics-port",
+        "--admin-token-file does nothing without --admin-address",
+        "--keepalive-timeout-s does nothing without --keepalive-s above 0",
+        "--max-draft-rows does nothing without --speculation auto",
+    ]
+    assert load("--health", "token").idle() == ["--health does nothing without --token-file"]
+    tls = ["--tls-certificate", "c", "--tls-key", "k", "--host", "unix:/s"]
+    assert load(*tls).idle() == ["--tls-certificate does nothing without a listener that is no Unix socket"]
+    assert load(*tls, "--admin-address", "0.0.0.0:1").idle() == []
+
+
+def test_a_mistake_is_not_buried_in_a_list_of_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(refusal(capsys, "--port", "x").splitlines()) == 2

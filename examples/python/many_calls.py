@@ -6,12 +6,14 @@ import asyncio
 import sys
 
 from pyruntime.client import AsyncClient
+from pyruntime.v1 import model_pb2
 
 
 async def main() -> None:
     target = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50051"
     async with AsyncClient(target) as client:
-        model = (await client.models())[0].name
+        able = (each.name for each in await client.models() if model_pb2.CAPABILITY_GENERATE in each.capabilities)
+        model = next(able)
         prompts = [f"Line {number}:" for number in range(8)]
         # All on one connection. The server batches what is open at the same time.
         texts = await asyncio.gather(*(client.generate(prompt, model=model, max_new_tokens=8) for prompt in prompts))

@@ -11,7 +11,7 @@ import numpy as np
 from pyruntime.client import bulk, messages, ranking
 from pyruntime.client.async_calls import AsyncCalls
 from pyruntime.client.messages import Text
-from pyruntime.client.options import ClassifyOptions, EmbedOptions, RerankOptions, ScoreOptions
+from pyruntime.client.options import ClassifyOptions, EmbedOptions, Kind, RerankOptions, ScoreOptions
 from pyruntime.client.ranking import Classes, RankedDocument
 from pyruntime.v1 import embed_pb2_grpc, score_pb2_grpc
 
@@ -34,7 +34,7 @@ class AsyncBulkMethods:
         self,
         inputs: Iterable[Text] | AsyncIterable[Text],
         *,
-        kind: str = "dense",
+        kind: Kind = "dense",
         batch_size: int = bulk.BATCH_SIZE,
         model: str = "",
         timeout_s: float | None = None,
@@ -53,23 +53,25 @@ class AsyncBulkMethods:
                     index.add(vector)
         """
         given = {**options, "kind": kind}
-        asked = (
-            messages.embed_request(batch, model or self._model, given)
-            async for batch in bulk.batches_of_either(inputs, batch_size)
+        asked = bulk.requests_of_either(
+            bulk.batches_of_either(inputs, batch_size),
+            lambda batch: messages.embed_request(batch, model or self._model, given),
         )
         responses = self.calls.resumed(self.embed_stub.EmbedStream, asked, timeout_s, options.get("request_id"))
+        start = 0
         with bulk.progress_bar(inputs, progress) as bar:
             async with contextlib.aclosing(responses):
                 async for response in responses:
-                    for each in bulk.results(response, return_errors):
+                    for each in bulk.results(response, start, return_errors):
                         yield each
+                    start += len(response.results)
                     bar.update(len(response.results))
 
     async def embed_many(
         self,
         inputs: Iterable[Text] | AsyncIterable[Text],
         *,
-        kind: str = "dense",
+        kind: Kind = "dense",
         batch_size: int = bulk.BATCH_SIZE,
         model: str = "",
         timeout_s: float | None = None,
@@ -83,6 +85,7 @@ class AsyncBulkMethods:
             batch_size=batch_size,
             model=model,
             timeout_s=timeout_s,
+            return_errors=False,
             progress=progress,
             **options,
         )

@@ -12,10 +12,11 @@ import grpc
 
 from pyruntime.client.bulk import IN_FLIGHT
 from pyruntime.client.calls import api_errors
+from pyruntime.client.connection import running_loop
 from pyruntime.client.errors import ApiError, closed_error, ended_early_error
 from pyruntime.client.followed import OwnStatus
 from pyruntime.client.request_ids import metadata_of, request_id_of, sendable
-from pyruntime.client.retry import Attempts, Retry
+from pyruntime.client.retry import Attempts, Retry, checked_timeout
 
 
 class AsyncCalls:
@@ -24,11 +25,12 @@ class AsyncCalls:
     timeout_s   deadline of a call in seconds, all its attempts included, unless the call gives its own
     """
 
-    def __init__(self, timeout_s: float, retry: Retry) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, timeout_s: float | None, retry: Retry) -> None:
+        self._timeout_s = None if timeout_s is None else checked_timeout(timeout_s)
         self._retry = retry
         self._reached = False
         self._closed = asyncio.Event()
+        self._loop = running_loop()
 
     def close(self) -> None:
         """Nothing is sent any more; whoever waits to try again is told."""
@@ -108,10 +110,12 @@ class AsyncCalls:
         finally:
             link.close()
 
-    def _seconds(self, timeout_s: float | None) -> float:
+    def _seconds(self, timeout_s: float | None) -> float | None:
         return self._timeout_s if timeout_s is None else timeout_s
 
     def _check_open(self) -> None:
+        if running_loop() is not self._loop:  # grpc would wait for ever, or fail in words of its own
+            raise RuntimeError("this AsyncClient was made in another event loop; make one in each")
         if self._closed.is_set():
             raise closed_error()
 

@@ -20,11 +20,12 @@ from pyruntime.client.options import (
     ClassifyOptions,
     EmbedOptions,
     GenerateOptions,
+    Kind,
     RerankOptions,
     ScoreOptions,
 )
 from pyruntime.client.ranking import Classes, RankedDocument
-from pyruntime.client.retry import Retry
+from pyruntime.client.retry import Retry, checked_retry
 from pyruntime.v1 import (
     embed_pb2_grpc,
     generate_pb2,
@@ -36,13 +37,15 @@ from pyruntime.v1 import (
 
 
 class AsyncClient(AsyncBulkMethods):
-    """One connection to a server, for use by any number of tasks of one event loop: make one and keep it.
+    """One connection to a server, for use by any number of tasks of the event loop in which it is made: make one and
+    keep it.
 
     Failed calls raise ``ApiError``.
 
 
     target      HOST:PORT, unix:PATH, or a name that gRPC resolves, as dns:///NAME:PORT
-    timeout_s   deadline of a call in seconds, retries included, unless the call gives its own. Bulk work has none
+    timeout_s   deadline of a call in seconds, retries included, unless the call gives its own; None: no deadline,
+                which bulk work has in any case
     model       for calls that name none; empty where the server has only one that fits
     retry       which failed calls are sent again; ``NEVER`` for none
     security    tls, root_certificates, certificate, key, server_name, token, metadata: see ``Security``
@@ -58,14 +61,14 @@ class AsyncClient(AsyncBulkMethods):
         self,
         target: str = DEFAULT_TARGET,
         *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
         model: str = "",
         retry: Retry | None = None,
         **security: Unpack[Security],
     ) -> None:
         self._channel = FollowedChannel(open_async_channel(target, security), entries_of(security))
         self._model = model
-        self.calls = AsyncCalls(timeout_s, retry or Retry())
+        self.calls = AsyncCalls(timeout_s, checked_retry(retry))
         self.generate_stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
         self.embed_stub = embed_pb2_grpc.EmbedServiceStub(self._channel)
         self.score_stub = score_pb2_grpc.ScoreServiceStub(self._channel)
@@ -135,7 +138,7 @@ class AsyncClient(AsyncBulkMethods):
         self,
         inputs: Iterable[Text],
         *,
-        kind: str = "dense",
+        kind: Kind = "dense",
         model: str = "",
         timeout_s: float | None = None,
         **options: Unpack[EmbedOptions],

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sized
 from dataclasses import replace
 from itertools import islice
+from numbers import Integral
 from typing import Any, TypeVar
 
 from pyruntime.client.errors import ApiError
+from pyruntime.client.fields import shown
 from pyruntime.client.messages import Embedding, check_is_list, each_embedding, good
 from pyruntime.client.ranking import RankedDocument
 from pyruntime.v1 import embed_pb2
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # Texts in one request: large enough to fill the server's batches.
 BATCH_SIZE = 64
@@ -28,6 +31,26 @@ def batches(inputs: Iterable[T], size: int) -> Iterator[list[T]]:
     remaining = iter(inputs)
     while batch := list(islice(remaining, _checked(size))):
         yield batch
+
+
+def requests(batches: Iterable[list[T]], build: Callable[[list[T]], R]) -> Iterator[R]:
+    """What ``build`` makes of each batch."""
+    start = 0
+    for batch in batches:
+        with part_from(start):
+            request = build(batch)
+        yield request
+        start += len(batch)
+
+
+async def requests_of_either(batches: AsyncIterable[list[T]], build: Callable[[list[T]], R]) -> AsyncIterator[R]:
+    """As ``requests``, of asynchronous batches."""
+    start = 0
+    async for batch in batches:
+        with part_from(start):
+            request = build(batch)
+        yield request
+        start += len(batch)
 
 
 async def batches_of_either(inputs: Iterable[T] | AsyncIterable[T], size: int) -> AsyncIterator[list[T]]:
@@ -46,9 +69,14 @@ async def batches_of_either(inputs: Iterable[T] | AsyncIterable[T], size: int) -
         yield collected
 
 
-def results(response: embed_pb2.EmbedResponse, return_errors: bool) -> list[Embedding | ApiError]:
-    """One entry an input. Raises the first input's error unless ``return_errors``."""
+def results(response: embed_pb2.EmbedResponse, start: int, return_errors: bool) -> list[Embedding | ApiError]:
+    """One entry an input, of which the first is number ``start``. Raises the first one's error unless
+    ``return_errors``.
+    """
     found = each_embedding(response)
+    for each in found:
+        if isinstance(each, ApiError):
+            each.renumber(lambda place: start + place)
     return found if return_errors else list(good(found))
 
 
@@ -68,10 +96,13 @@ def progress_bar(inputs: object, shown: bool | None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def part_from(start: int) -> Iterator[None]:
-    """Errors raised inside say where in all of the inputs their part begins."""
+    """Errors raised inside are told of all inputs, not of the part alone that begins with number ``start``."""
     try:
         yield
     except ApiError as error:
+        error.renumber(lambda place: start + place)
+        raise
+    except (TypeError, ValueError) as error:
         if start:
             error.add_note(f"in the part that begins with input {start}, which is number 0 there")
         raise
@@ -88,6 +119,8 @@ def best(ranked: Iterable[RankedDocument], top_n: int | None) -> list[RankedDocu
 
 
 def _checked(size: int) -> int:
+    if not isinstance(size, Integral):
+        raise TypeError(f"batch_size must be a whole number, not {shown(size)}")
     if size < 1:
         raise ValueError(f"batch_size must be 1 or more, not {size}")
-    return size
+    return int(size)

@@ -15,7 +15,7 @@ import grpc
 from pyruntime.client.bulk import IN_FLIGHT
 from pyruntime.client.errors import ApiError, closed_error, ended_early_error
 from pyruntime.client.request_ids import metadata_of, request_id_of, sendable
-from pyruntime.client.retry import Attempts, Retry
+from pyruntime.client.retry import Attempts, Retry, checked_timeout
 
 
 @contextlib.contextmanager
@@ -33,8 +33,8 @@ class Calls:
     timeout_s   deadline of a call in seconds, all its attempts included, unless the call gives its own
     """
 
-    def __init__(self, timeout_s: float, retry: Retry) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, timeout_s: float | None, retry: Retry) -> None:
+        self._timeout_s = None if timeout_s is None else checked_timeout(timeout_s)
         self._retry = retry
         self._reached = False
         self._closed = threading.Event()
@@ -117,7 +117,7 @@ class Calls:
         finally:
             link.close()
 
-    def _seconds(self, timeout_s: float | None) -> float:
+    def _seconds(self, timeout_s: float | None) -> float | None:
         return self._timeout_s if timeout_s is None else timeout_s
 
     def _check_open(self) -> None:

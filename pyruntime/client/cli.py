@@ -178,8 +178,13 @@ def run_models(client: Client, options: argparse.Namespace) -> int:
 def run_health(client: Client, options: argparse.Namespace) -> int:
     """One attempt: a probe is to tell what is, and soon."""
     request = health_pb2.HealthCheckRequest(service=options.service)
-    with api_errors():
-        answer = client.health_stub.Check(request, timeout=options.timeout)
+    try:
+        with api_errors():
+            answer = client.health_stub.Check(request, timeout=options.timeout)
+    except ApiError as error:
+        if error.code == "NOT_FOUND":  # the protocol's answer, which has no words
+            raise ApiError("NOT_FOUND", f"the server has no service {options.service!r}") from None
+        raise
     status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     console.emit(options, {"service": options.service, "status": status}, status)
     return int(answer.status != health_pb2.HealthCheckResponse.SERVING)

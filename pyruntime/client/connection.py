@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import grpc
+
+from pyruntime.client.fields import shown
 
 Pem: TypeAlias = bytes | str | os.PathLike[str]
 """PEM text as bytes, or the path of a file that holds it."""
@@ -17,7 +20,8 @@ Pem: TypeAlias = bytes | str | os.PathLike[str]
 Token: TypeAlias = str | Callable[[], str]
 """A bearer token, or what returns the one that counts now: it is asked before each call."""
 
-Metadata: TypeAlias = Iterable[tuple[str, str]] | Callable[[], Iterable[tuple[str, str]]]
+Entries: TypeAlias = Mapping[str, str] | Iterable[tuple[str, str]]
+Metadata: TypeAlias = Entries | Callable[[], Entries]
 """Entries that go with every call, or what returns those of the next one, such as the trace that it belongs to."""
 
 TOKEN_KEY = "authorization"
@@ -47,7 +51,7 @@ class Security(TypedDict, total=False):
     server_name         the name in the server's certificate, where it is not the host of the address
     token               shown with every call. Where it would travel unencrypted to another machine, say ``tls=True``,
                         or ``tls=False`` when something else encrypts (a mesh's sidecar)
-    metadata            further entries for every call, as ``traceparent``
+    metadata            further entries for every call, as ``traceparent``: a mapping, or a list of (key, value)
     """
 
     tls: bool | None
@@ -73,9 +77,17 @@ def open_channel(target: str, security: Security) -> grpc.Channel:
 def open_async_channel(target: str, security: Security) -> grpc.aio.Channel:
     """For asyncio, without ``entries_of``, which ``FollowedChannel`` adds. Errors as ``open_channel``."""
     credentials, options = _prepared(target, security)
+    running_loop()  # grpc would take, or make, a loop that may not be the one that runs later
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=options)
     return grpc.aio.secure_channel(target, credentials, options=options)
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError("make an AsyncClient inside the event loop that uses it: in an async function") from None
 
 
 def entries_of(security: Security) -> Callable[[], list[tuple[str, str]]] | None:
@@ -85,15 +97,34 @@ def entries_of(security: Security) -> Callable[[], list[tuple[str, str]]] | None
         return None
 
     def entries() -> list[tuple[str, str]]:
-        found = list(given() if callable(given) else given or ())
+        found = checked_entries((given() if callable(given) else given) or ())
         return found if token is None else [*found, bearer(token)]
 
     return entries
 
 
+def checked_entries(given: Entries) -> list[tuple[str, str]]:
+    """TypeError and ValueError for what no header can hold: gRPC's own words would quote all entries, the token too."""
+    entries = list(given.items() if isinstance(given, Mapping) else given)
+    for entry in entries:
+        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
+            raise TypeError("metadata must be a mapping, or a list of (key, value)")
+        key, value = entry
+        if not re.fullmatch(r"[0-9a-z_.-]+", key):
+            raise ValueError(f"the metadata key {key!r} is not of lower-case letters, digits, '.', '_' and '-'")
+        if key.endswith("-bin") and isinstance(value, bytes):
+            continue
+        if not isinstance(value, str) or not re.fullmatch(r"[\x20-\x7e]*", value):
+            raise ValueError(f"the metadata value of {key!r} is not a text of printable ASCII")
+    return entries
+
+
 def bearer(token: Token) -> tuple[str, str]:
     """The metadata entry. ValueError for a token that no header can hold."""
-    value = (token() if callable(token) else token).strip()
+    value = token() if callable(token) else token
+    if not isinstance(value, str):  # not shown: it is a secret
+        raise TypeError(f"a token must be a text, or return one, not {type(value).__name__}")
+    value = value.strip()
     if not re.fullmatch(r"[\x21-\x7e]+", value):
         raise ValueError("a token is printable ASCII without spaces, and not empty")
     return TOKEN_KEY, f"Bearer {value}"
@@ -101,6 +132,8 @@ def bearer(token: Token) -> tuple[str, str]:
 
 def check_target(target: str) -> None:
     """ValueError for what people write that gRPC would take for a host name."""
+    if not isinstance(target, str):
+        raise TypeError(f"target must be a text as HOST:PORT, not {shown(target)}")
     if target.startswith(_SCHEMES):
         return
     if "://" in target:

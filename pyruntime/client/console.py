@@ -169,6 +169,7 @@ def emit(options: argparse.Namespace, record: dict[str, Any], line: str) -> None
 
 def emit_error(options: argparse.Namespace, index: int, unit: str, error: ApiError) -> int:
     """An input's error in its result's place; on standard error unless the output is JSON. Counts as one."""
+    error.renumber(lambda _: index)
     if options.json:
         print(json.dumps({"index": index, "error": {"code": error.code, "message": error.message}}, ensure_ascii=False))
     else:

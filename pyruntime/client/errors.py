@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -11,6 +13,8 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from pyruntime.client.request_ids import REQUEST_ID_KEY
 
 _DETAILS_KEY = "grpc-status-details-bin"
+# How the path of what is wrong with one entry of a batch begins.
+_PLACE = re.compile(r"(inputs|items|documents|pairs)\[(\d+)\]")
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,17 @@ class ApiError(Exception):
             made = cls(error.code().name, error.details() or "")
         made.request_id = str(trailing.get(REQUEST_ID_KEY, request_id))
         return made
+
+    def renumber(self, number: Callable[[int], int]) -> None:
+        """Calls the entry that it is about ``number`` of what it was: the call had a part of the caller's entries."""
+
+        def moved(path: str) -> str:
+            found = _PLACE.match(path)
+            return f"{found[1]}[{number(int(found[2]))}]{path[found.end() :]}" if found else path
+
+        self.message = moved(self.message)
+        self.args = (f"{self.code}: {self.message}",)
+        self.violations = tuple(replace(each, field=moved(each.field)) for each in self.violations)
 
 
 def closed_error() -> ApiError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard, TypeVar
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias, TypeGuard, TypeVar
 import numpy as np
 
 from pyruntime.client.errors import ApiError
+from pyruntime.client.fields import as_json, fill, located, shown
 from pyruntime.types import SparseVector
 from pyruntime.v1 import common_pb2, embed_pb2, generate_pb2, model_pb2, score_pb2
 
@@ -27,11 +27,6 @@ T = TypeVar("T")
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 300.0
-_EMBED_ENUMS: dict[str, tuple[str, Any]] = {
-    "kind": ("embedding_kind", embed_pb2.EmbeddingKind),
-    "pooling": ("pooling", embed_pb2.Pooling),
-    "truncation": ("truncation", common_pb2.Truncation),
-}
 CHAT_OPTIONS = frozenset({"tools", "continue_final_message", "add_generation_prompt", "template_arguments"})
 _SAMPLING = frozenset(generate_pb2.Sampling.DESCRIPTOR.fields_by_name)
 _CONSTRAINTS = frozenset(generate_pb2.Constraint.DESCRIPTOR.fields_by_name)
@@ -45,18 +40,35 @@ _STOP = {
 }
 
 
-def to_input(value: Text) -> common_pb2.Input:
-    if isinstance(value, str):
+def to_input(value: Text, what: str = "an input") -> common_pb2.Input:
+    """``what``: names it in errors."""
+    if not isinstance(value, str):
+        return common_pb2.Input(token_ids=common_pb2.TokenIds(ids=to_ids(value, f"{what} that is no text")))
+    try:
         return common_pb2.Input(text=value)
-    return common_pb2.Input(token_ids=common_pb2.TokenIds(ids=to_ids(value, "an input that is no text")))
+    except UnicodeEncodeError as error:
+        raise located(error, what) from None
+
+
+def to_inputs(values: Iterable[Text], what: str) -> list[common_pb2.Input]:
+    """Each of a list, named by its place in errors."""
+    return [to_input(value, f"{what}[{place}]") for place, value in enumerate(several(values, what))]
 
 
 def to_ids(value: Any, what: str) -> list[int]:
-    """Token ids from any iterable of integers, numpy's included. TypeError, which names ``what``, for anything else."""
-    if not isinstance(value, (bytes, bytearray, Mapping)):  # iterables of numbers, though hardly of token ids
+    """Token ids from any iterable of integers, numpy's included. TypeError, which names ``what``, for anything else;
+    ValueError for what cannot be one.
+    """
+    ids: list[int] | None = None
+    if not isinstance(value, (str, bytes, bytearray, Mapping)):  # iterables of numbers, though hardly of token ids
         with contextlib.suppress(TypeError):
-            return [operator.index(each) for each in value]
-    raise TypeError(f"{what} must be a list of token ids, not {_shown(value)}")
+            ids = [operator.index(each) for each in value]
+    if ids is None:
+        raise TypeError(f"{what} must be a list of token ids, not {shown(value)}")
+    if ids and (min(ids) < 0 or max(ids) >= 2**32):
+        place, bad = next((place, each) for place, each in enumerate(ids) if not 0 <= each < 2**32)
+        raise ValueError(f"{what}, entry {place}: {bad} is out of range; allowed: ids of the model's vocabulary")
+    return ids
 
 
 def several(values: Iterable[T], what: str) -> list[T]:
@@ -68,40 +80,38 @@ def several(values: Iterable[T], what: str) -> list[T]:
 def check_is_list(values: object, what: str) -> None:
     """TypeError, which names ``what``, unless several values can be taken from it."""
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
-        raise TypeError(f"{what} must be a list, not {_shown(values)}; for a single one write [...] around it")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '...'}"
+        raise TypeError(f"{what} must be a list, not {shown(values)}; for a single one write [...] around it")
 
 
 def is_chat(prompt: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     """Whether a prompt is a list of messages."""
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def chat_message(messages: Iterable[Mapping[str, Any]], options: Mapping[str, Any]) -> generate_pb2.Chat:
     """Messages of ``role``, ``content`` and what else the template reads; of ``options``, those in ``CHAT_OPTIONS``."""
     chat = generate_pb2.Chat()
-    for message in messages:
+    for place, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise TypeError(f"messages[{place}] must be a mapping with role and content, not {shown(message)}")
         further = {name: value for name, value in message.items() if name not in ("role", "content")}
-        fields = json.dumps(further, ensure_ascii=False) if further else ""
+        made = chat.messages.add(fields_json=as_json(further, f"messages[{place}]") if further else "")
         # An assistant that only calls tools says nothing, or None.
-        chat.messages.add(role=message.get("role"), content=message.get("content"), fields_json=fields)
+        for name in ("role", "content"):
+            fill(made, {name: message.get(name)}, f"messages[{place}].{name}")
     given = {name: options[name] for name in CHAT_OPTIONS if options.get(name) is not None}
-    for tool in several(given.pop("tools", ()), "tools"):
-        chat.tools_json.append(tool if isinstance(tool, str) else json.dumps(tool, ensure_ascii=False))
-    chat.template_arguments.update(given.pop("template_arguments", {}))
-    chat.MergeFrom(generate_pb2.Chat(**given))
+    for place, tool in enumerate(several(given.pop("tools", ()), "tools")):
+        chat.tools_json.append(tool if isinstance(tool, str) else as_json(tool, f"tools[{place}]"))
+    fill(chat, given)
     return chat
 
 
 def generate_request(prompt: Text | Sequence[Mapping[str, Any]], model: str, options: Mapping[str, Any]) -> Any:
     """``prompt``: a text, token ids, or messages, see ``chat_message``. Raises TypeError on an unknown option."""
-    request = generate_pb2.GenerateRequest(model=model)
+    request = generate_pb2.GenerateRequest()
+    fill(request, {"model": model})
     if isinstance(prompt, str):
-        request.text = prompt
+        fill(request, {"text": prompt}, "prompt")
     elif is_chat(prompt):
         request.chat.CopyFrom(chat_message(prompt, options))
     else:
@@ -115,19 +125,24 @@ def generate_request(prompt: Text | Sequence[Mapping[str, Any]], model: str, opt
     if "stop_token_ids" in given:
         given["stop_token_ids"] = to_ids(given["stop_token_ids"], "stop_token_ids")
     if "logprobs" in given:
-        request.logprobs.enabled, request.logprobs.top = True, given.pop("logprobs")
-    if given.pop("prompt_logprobs", False):
-        request.logprobs.enabled = request.logprobs.prompt = True
+        request.logprobs.enabled = True
+        fill(request.logprobs, {"top": given.pop("logprobs")}, "logprobs")
+    if given.get("prompt_logprobs"):
+        request.logprobs.enabled = True
+    fill(request.logprobs, {"prompt": given.pop("prompt_logprobs", None) or None}, "prompt_logprobs")
     if "logprob_token_ids" in given:
         request.logprobs.enabled = True
         request.logprobs.token_ids.extend(to_ids(given.pop("logprob_token_ids"), "logprob_token_ids"))
     _add_constraint(request, given)
-    request.sampling.MergeFrom(generate_pb2.Sampling(**{k: v for k, v in given.items() if k in _SAMPLING}))
-    request.stop.MergeFrom(generate_pb2.Stop(**{_STOP[k]: v for k, v in given.items() if k in _STOP}))
-    for name in given.keys() - _SAMPLING - _STOP.keys():
-        if name not in ("n", "priority", "request_id", "chunk_tokens"):
+    for name, value in given.items():
+        if name in _SAMPLING:
+            fill(request.sampling, {name: value})
+        elif name in _STOP:
+            fill(request.stop, {_STOP[name]: value}, name)
+        elif name in ("n", "priority", "request_id", "chunk_tokens"):
+            fill(request, {name: value})
+        else:
             raise TypeError(f"unknown option {name!r}")
-        setattr(request, name, given[name])
     return request
 
 
@@ -141,21 +156,19 @@ def _add_constraint(request: generate_pb2.GenerateRequest, given: dict[str, Any]
         if kind == "choice":
             if isinstance(value, str):
                 raise TypeError("choice is a list of texts, not one text")
-            request.constraint.choice.options.extend(value)
+            fill(request.constraint.choice, {"options": value}, kind)
         else:
             is_object = kind == "json_schema" and not isinstance(value, str)
-            setattr(request.constraint, kind, json.dumps(value) if is_object else value)
+            fill(request.constraint, {kind: as_json(value, kind) if is_object else value})
 
 
 def embed_request(inputs: Iterable[Text], model: str, options: Mapping[str, Any]) -> embed_pb2.EmbedRequest:
     """Vectors travel as little-endian float32, which numpy reads without a copy a number."""
-    given = {name: value for name, value in options.items() if value is not None}
-    for name, (prefix, kind) in _EMBED_ENUMS.items():
-        if isinstance(given.get(name), str):
-            given[name] = kind.Value(f"{prefix}_{given[name]}".upper())
-    if given.get("kind") != embed_pb2.EMBEDDING_KIND_SPARSE:
-        given["encoding"] = embed_pb2.ENCODING_FLOAT32_LE
-    return embed_pb2.EmbedRequest(model=model, inputs=[to_input(each) for each in several(inputs, "inputs")], **given)
+    request = embed_pb2.EmbedRequest(inputs=to_inputs(inputs, "inputs"))
+    fill(request, {"model": model, **options})
+    if request.kind != embed_pb2.EMBEDDING_KIND_SPARSE:
+        request.encoding = embed_pb2.ENCODING_FLOAT32_LE
+    return request
 
 
 def each_embedding(response: embed_pb2.EmbedResponse) -> list[Embedding | ApiError]:
@@ -222,11 +235,8 @@ def score_request(
     options: Mapping[str, Any],
 ) -> score_pb2.ScoreRequest:
     """``labels``: texts of one token each, or token ids."""
-    given = {name: value for name, value in options.items() if value is not None}
-    if isinstance(given.get("truncation"), str):
-        given["truncation"] = common_pb2.Truncation.Value(f"truncation_{given['truncation']}".upper())
-    inputs = [to_input(item) for item in several(items, "items")]
-    request = score_pb2.ScoreRequest(model=model, query=to_input(query), items=inputs, **given)
+    request = score_pb2.ScoreRequest(query=to_input(query, "query"), items=to_inputs(items, "items"))
+    fill(request, {"model": model, **options})
     names: list[Any] = several(labels, "labels")
     if all(isinstance(label, str) for label in names):
         request.labels.extend(names)
@@ -246,13 +256,13 @@ def tokenize_request(
     for name in options:
         if name not in CHAT_OPTIONS or isinstance(text, str):
             raise TypeError(f"unknown option {name!r}; for messages: {', '.join(sorted(CHAT_OPTIONS))}")
-    request = model_pb2.TokenizeRequest(model=model)
+    request = model_pb2.TokenizeRequest()
+    fill(request, {"model": model, "special_tokens": special_tokens})
     if isinstance(text, str):
-        request.text = text
+        fill(request, {"text": text})
     else:
+        check_is_list(text, "what is no text")
         request.chat.CopyFrom(chat_message(text, options))
-    if special_tokens is not None:
-        request.special_tokens = special_tokens
     return request
 
 

@@ -13,6 +13,7 @@ import numpy as np
 Ids: TypeAlias = Sequence[int] | np.ndarray
 Truncation: TypeAlias = Literal["none", "right", "left"]
 """Of an input that is too long: refuse it, cut its right end, cut its left end."""
+Kind: TypeAlias = Literal["dense", "sparse", "per_token"]
 
 
 class CommonOptions(TypedDict, total=False):

@@ -8,8 +8,9 @@ from numbers import Integral
 from typing import Any, NamedTuple, TypeAlias
 
 from pyruntime.client.errors import ApiError
-from pyruntime.client.messages import Text, good, several, to_input
-from pyruntime.v1 import common_pb2, score_pb2
+from pyruntime.client.fields import fill
+from pyruntime.client.messages import Text, good, several, to_input, to_inputs
+from pyruntime.v1 import score_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,9 @@ Classes: TypeAlias = dict[str, float] | list[ClassifiedToken]
 def rerank_request(
     query: str, documents: Iterable[str], model: str, options: Mapping[str, Any]
 ) -> score_pb2.RerankRequest:
-    texts = several(documents, "documents")
-    return score_pb2.RerankRequest(model=model, query=query, documents=texts, **_given(options))
+    request = score_pb2.RerankRequest()
+    fill(request, {"model": model, "query": query, "documents": several(documents, "documents"), **options})
+    return request
 
 
 def each_document(response: score_pb2.RerankResponse) -> list[RankedDocument | ApiError]:
@@ -57,14 +59,17 @@ def ranking(response: score_pb2.RerankResponse) -> list[RankedDocument]:
 def classify_request(inputs: Iterable[Any], model: str, options: Mapping[str, Any]) -> score_pb2.ClassifyRequest:
     """``inputs``: texts or token ids, or tuples of two of these. Raises TypeError when both kinds are there."""
     entries = several(inputs, "inputs")
-    request = score_pb2.ClassifyRequest(model=model, **_given(options))
+    request = score_pb2.ClassifyRequest()
+    fill(request, {"model": model, **options})
     pairs = [entry for entry in entries if _is_pair(entry)]
     if pairs and len(pairs) < len(entries):
         raise TypeError("inputs must be all texts or all pairs")
-    for first, second in pairs:
-        request.pairs.append(common_pb2.InputPair(first=to_input(first), second=to_input(second)))
+    for place, (first, second) in enumerate(pairs):
+        made = request.pairs.add()
+        made.first.CopyFrom(to_input(first, f"pairs[{place}].first"))
+        made.second.CopyFrom(to_input(second, f"pairs[{place}].second"))
     if not pairs:
-        request.inputs.extend(to_input(entry) for entry in entries)
+        request.inputs.extend(to_inputs(entries, "inputs"))
     return request
 
 
@@ -93,10 +98,3 @@ def _scores(labels: Iterable[score_pb2.LabelScore]) -> dict[str, float]:
 def _is_pair(entry: Text | tuple[Text, Text]) -> bool:
     """Two token ids in a tuple are one text."""
     return isinstance(entry, tuple) and len(entry) == 2 and not any(isinstance(each, Integral) for each in entry)
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in options.items() if value is not None}
-    if isinstance(given.get("truncation"), str):
-        given["truncation"] = common_pb2.Truncation.Value(f"truncation_{given['truncation']}".upper())
-    return given

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 
 from pyruntime.client.errors import ApiError
+from pyruntime.client.fields import shown
 
 # The most that a wait which the server asked for is lengthened, as a share of it, so that not all come back at once.
 _SPREAD = 0.25
+# Three years.
+_LONGEST_S = 1e8
 # A server that says "at once" is not asked in a tight loop.
 _LEAST_S = 0.05
 
@@ -39,6 +44,9 @@ class Retry:
     on_wait: Callable[[ApiError, float], None] | None = None
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name != "on_wait" and not isinstance(value, Real):
+                raise TypeError(f"{name} of Retry must be a number, not {shown(value)}")
         if self.attempts < 1:
             raise ValueError(f"attempts must be 1 or more, not {self.attempts}")
         if min(self.total_s, self.first_wait_s, self.most_wait_s, self.patience_s) < 0:
@@ -46,6 +54,24 @@ class Retry:
 
 
 NEVER = Retry(attempts=1)
+
+
+def checked_retry(retry: Retry | None) -> Retry:
+    if not isinstance(retry, Retry | None):
+        raise TypeError(f"retry must be a Retry, not {shown(retry)}")
+    return Retry() if retry is None else retry
+
+
+def checked_timeout(timeout_s: float) -> float:
+    """Seconds that gRPC can count: far more than that would come out as a deadline that has passed.
+
+    TypeError and ValueError for what is no time. Below 0 is one: a deadline of the caller's that has passed.
+    """
+    if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool):
+        raise TypeError(f"timeout_s must be a number of seconds, not {shown(timeout_s)}")
+    if math.isnan(timeout_s):
+        raise ValueError("timeout_s must be a number of seconds, not nan")
+    return min(float(timeout_s), _LONGEST_S)
 
 
 class Attempts:
@@ -71,7 +97,7 @@ class Attempts:
         self._is_patient = bulk and reached
         self._clock = clock
         self._draw = draw
-        self._deadline = None if timeout_s is None else clock() + timeout_s
+        self._deadline = None if timeout_s is None else clock() + checked_timeout(timeout_s)
         self._began = clock()
         self._failed = 0
 

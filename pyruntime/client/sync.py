@@ -17,11 +17,12 @@ from pyruntime.client.options import (
     ClassifyOptions,
     EmbedOptions,
     GenerateOptions,
+    Kind,
     RerankOptions,
     ScoreOptions,
 )
 from pyruntime.client.ranking import Classes, RankedDocument
-from pyruntime.client.retry import Retry
+from pyruntime.client.retry import Retry, checked_retry
 from pyruntime.client.sync_bulk import BulkMethods
 from pyruntime.v1 import (
     embed_pb2_grpc,
@@ -40,7 +41,8 @@ class Client(BulkMethods):
 
 
     target      HOST:PORT, unix:PATH, or a name that gRPC resolves, as dns:///NAME:PORT
-    timeout_s   deadline of a call in seconds, retries included, unless the call gives its own. Bulk work has none
+    timeout_s   deadline of a call in seconds, retries included, unless the call gives its own; None: no deadline,
+                which bulk work has in any case
     model       for calls that name none; empty where the server has only one that fits
     retry       which failed calls are sent again; ``NEVER`` for none
     security    tls, root_certificates, certificate, key, server_name, token, metadata: see ``Security``
@@ -56,14 +58,14 @@ class Client(BulkMethods):
         self,
         target: str = DEFAULT_TARGET,
         *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
         model: str = "",
         retry: Retry | None = None,
         **security: Unpack[Security],
     ) -> None:
         self._channel = open_channel(target, security)
         self._model = model
-        self.calls = Calls(timeout_s, retry or Retry())
+        self.calls = Calls(timeout_s, checked_retry(retry))
         self.generate_stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
         self.embed_stub = embed_pb2_grpc.EmbedServiceStub(self._channel)
         self.score_stub = score_pb2_grpc.ScoreServiceStub(self._channel)
@@ -124,7 +126,7 @@ class Client(BulkMethods):
         self,
         inputs: Iterable[Text],
         *,
-        kind: str = "dense",
+        kind: Kind = "dense",
         model: str = "",
         timeout_s: float | None = None,
         **options: Unpack[EmbedOptions],

@@ -10,7 +10,7 @@ import numpy as np
 from pyruntime.client import bulk, messages, ranking
 from pyruntime.client.calls import Calls
 from pyruntime.client.messages import Text
-from pyruntime.client.options import ClassifyOptions, EmbedOptions, RerankOptions, ScoreOptions
+from pyruntime.client.options import ClassifyOptions, EmbedOptions, Kind, RerankOptions, ScoreOptions
 from pyruntime.client.ranking import Classes, RankedDocument
 from pyruntime.v1 import embed_pb2_grpc, score_pb2_grpc
 
@@ -33,7 +33,7 @@ class BulkMethods:
         self,
         inputs: Iterable[Text],
         *,
-        kind: str = "dense",
+        kind: Kind = "dense",
         batch_size: int = bulk.BATCH_SIZE,
         model: str = "",
         timeout_s: float | None = None,
@@ -52,21 +52,24 @@ class BulkMethods:
                     index.add(vector)
         """
         given = {**options, "kind": kind}
-        asked = (
-            messages.embed_request(batch, model or self._model, given) for batch in bulk.batches(inputs, batch_size)
+        asked = bulk.requests(
+            bulk.batches(inputs, batch_size),
+            lambda batch: messages.embed_request(batch, model or self._model, given),
         )
+        start = 0
         with bulk.progress_bar(inputs, progress) as bar:
             for response in self.calls.resumed(
                 self.embed_stub.EmbedStream, asked, timeout_s, options.get("request_id")
             ):
-                yield from bulk.results(response, return_errors)
+                yield from bulk.results(response, start, return_errors)
+                start += len(response.results)
                 bar.update(len(response.results))
 
     def embed_many(
         self,
         inputs: Iterable[Text],
         *,
-        kind: str = "dense",
+        kind: Kind = "dense",
         batch_size: int = bulk.BATCH_SIZE,
         model: str = "",
         timeout_s: float | None = None,
@@ -80,6 +83,7 @@ class BulkMethods:
             batch_size=batch_size,
             model=model,
             timeout_s=timeout_s,
+            return_errors=False,
             progress=progress,
             **options,
         )

@@ -1,4 +1,4 @@
-"""Reads the request of each unary call, outermost of all.
+"""Reads the request of each unary call.
 
 grpc would do that itself, but leaves a call without any answer when its client ends it before its message is whole, and
 waits for ever for one that neither ends it nor goes on.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import contextvars
 from typing import Any
 
 import grpc
@@ -22,54 +22,23 @@ from pyruntime.service.stalls import Stalls
 PATIENCE = 5
 
 
-class ArrivalInterceptor(grpc.aio.ServerInterceptor):
-    """``stall_s``: as in ``Stalls``; a request has five times as long to arrive. Streams of them may take any time."""
+class Arrivals:
+    """``stall_s``: as in ``Stalls``; a request has five times as long to arrive. For one event loop."""
 
     def __init__(self, stall_s: float) -> None:
         self._stalls = Stalls(stall_s * PATIENCE)
-        # By the handler that was wrapped: those behind this one may answer with another one at any call.
-        self._wrapped: dict[str, tuple[Any, grpc.RpcMethodHandler]] = {}
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        handler: Any = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
-            return handler
-        method = handler_call_details.method
-        inner, outer = self._wrapped.get(method, (None, None))
-        if inner is not handler or outer is None:
-            outer = self._wrap(handler)
-            self._wrapped[method] = handler, outer
-        return outer
-
-    def _wrap(self, handler: Any) -> grpc.RpcMethodHandler:
-        """The handler as one that reads a stream, of which it reads one message."""
-        codec = {
-            "request_deserializer": handler.request_deserializer,
-            "response_serializer": handler.response_serializer,
-        }
-        if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(self._reading(handler.unary_stream), **codec)
-        return grpc.stream_unary_rpc_method_handler(self._reading(handler.unary_unary), **codec)
-
-    def _reading(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def call(_: Any, context: grpc.aio.ServicerContext) -> Any:
-            return await method(await self._read(context), context)
-
-        return call
-
-    async def _read(self, context: Any) -> Any:
+    async def read(self, context: Any) -> Any:
+        """The one message of a call whose handler reads a stream; ends the call when there is none."""
         task = asyncio.current_task()
         assert task is not None
         ending: list[asyncio.Task[Any]] = []
+        own = contextvars.copy_context()  # for who gives up is called in that of whichever call came first
 
         def give_up() -> None:
             # Beside the read, which must not be cancelled: grpc writes what it reads to where the reader waits.
             error = ClientStalled("the request has not arrived for too long (client_stall_s)")
-            ending.append(asyncio.ensure_future(_end(context, error)))
+            ending.append(asyncio.create_task(_end(context, error), context=own))
 
         self._stalls.begin(task, 0, give_up)
         try:

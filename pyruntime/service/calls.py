@@ -1,4 +1,7 @@
-"""Around every call, of whichever service: its id, its record, its counters, its span and its line in the log."""
+"""Around every call, of whichever service: its id, its record, its counters, its span and its line in the log.
+
+Outermost of all, so that no call ends unseen: neither one that is refused, nor one whose request never arrives whole.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,9 @@ from google.protobuf import text_format
 from grpc_health.v1 import health_pb2
 
 from pyruntime.config import Settings
+from pyruntime.errors import DeadlinePassed
+from pyruntime.service.arrival import Arrivals
+from pyruntime.service.interceptor import HANDLERS
 from pyruntime.service.reflection import V1, V1ALPHA
 from pyruntime.service.request_id import REQUEST_ID_KEY, is_clean, make_id, name_after_request
 from pyruntime.telemetry.call_record import CallRecord, begin_call, current_call
@@ -42,21 +48,22 @@ METHODS = frozenset(
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """The outermost one: whatever the others decide happens inside the call's record.
+    """Whatever the others decide happens inside the call's record.
 
-    ``calls``: where they are counted. ``tracing``: None makes no spans. Of the settings: whether there is a line for
-    each call, and whether it shows the request and, where that failed, the message of the error. Costs nothing a
-    message.
+    ``calls``: where they are counted. ``tracing``: None makes no spans. Of the settings: how long a request may take to
+    arrive, whether there is a line for each call, and whether it shows the request and, where that failed, the message
+    of the error. Costs nothing a message.
     """
 
     def __init__(self, settings: Settings, calls: CallStats, tracing: Tracing | None) -> None:
         self._calls = calls
         self._tracing = tracing
+        self._arrivals = Arrivals(settings.client_stall_s)
         self._log_calls = settings.access_log
         self._log_texts = settings.log_texts
         # By the handler that was wrapped: an interceptor behind this one may answer with another one at any call.
         self._wrapped: dict[str, tuple[Any, grpc.RpcMethodHandler]] = {}
-        self._missing = grpc.stream_stream_rpc_method_handler(self._around(_no_such_method))
+        self._missing = grpc.stream_stream_rpc_method_handler(self._around(_no_such_method, reads=False))
 
     async def intercept_service(
         self,
@@ -89,33 +96,38 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         begin_call(call)
 
     def _wrap(self, handler: Any) -> grpc.RpcMethodHandler:
+        """The handler as one that is given a stream, of which ``Arrivals`` reads the one message that it wants."""
         codec = {
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
         }
-        if handler.stream_stream:
-            return grpc.stream_stream_rpc_method_handler(self._around(handler.stream_stream), **codec)
-        if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(self._around(handler.unary_stream), **codec)
-        if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(self._around(handler.stream_unary), **codec)
-        return grpc.unary_unary_rpc_method_handler(self._around(handler.unary_unary), **codec)
+        method = handler.stream_stream or handler.unary_stream or handler.stream_unary or handler.unary_unary
+        make = HANDLERS[True, handler.response_streaming]
+        return make(self._around(method, reads=not handler.request_streaming), **codec)
 
-    def _around(self, method: Method) -> Callable[..., Awaitable[Any]]:
+    def _around(self, method: Method, reads: bool) -> Callable[..., Awaitable[Any]]:
         run = _writing(method) if inspect.isasyncgenfunction(method) else method
 
         async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
             call = current_call()
             assert call is not None
-            name_after_request(call, request)
             context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
             fallback = "OK"
             self._calls.begin(call.method)
             try:
+                if reads:
+                    request = await self._arrivals.read(context)
+                    if name_after_request(call, request):
+                        context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
                 return await run(request, context)
             except asyncio.CancelledError:
                 fallback = why_cancelled(context)
+                if fallback == "DEADLINE_EXCEEDED" and not call.reason:  # as when the engine sees it first
+                    call.reason = DeadlinePassed.reason
                 raise
+            except grpc.aio.InternalError:  # it has gone; grpc would log that with its stack, and try to tell it
+                fallback = "CANCELLED"
+                raise asyncio.CancelledError from None
             except BaseException:  # an abort has its code; grpc answers anything else so
                 fallback = "UNKNOWN"
                 raise

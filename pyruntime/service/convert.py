@@ -123,6 +123,7 @@ def model_message(model: ServedModel, settings: Settings) -> model_pb2.Model:
         execution_path=PATH_PB[info.execution_path],
         weights_bytes=info.weights_bytes,
         kv_cache_bytes=info.kv_cache_bytes,
+        quantization=info.quantization,
     )
     if info.default_prompt_name is not None:
         message.default_prompt_name = info.default_prompt_name

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 
 import grpc
-from grpc_health.v1 import health_pb2
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pyruntime.registry import ModelRegistry
 from pyruntime.service.self_probe import SelfProbe
@@ -16,6 +16,8 @@ from pyruntime.types import Capability
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+# By service.
+Health = dict[str, health_pb2.HealthCheckResponse.ServingStatus]
 OVERALL = ""
 LIVENESS = "liveness"
 # With a model's name behind it, the health of that model.
@@ -29,9 +31,7 @@ NEEDS: dict[str, Capability | None] = {
 }
 
 
-def health_of(
-    registry: ModelRegistry, stalled: frozenset[str] = frozenset()
-) -> dict[str, health_pb2.HealthCheckResponse.ServingStatus]:
+def health_of(registry: ModelRegistry, stalled: frozenset[str] = frozenset()) -> Health:
     """A service is SERVING once a model can answer it; overall once some model serves and none of the start is loading.
 
     A model that is loaded later changes the overall health of a server that serves already neither way. Of the models
@@ -49,28 +49,51 @@ def health_of(
     return {service: SERVING if yes else NOT_SERVING for service, yes in able.items()}
 
 
-class _Servicer(HealthServicer):
-    """For a Check too, a name that is gone is one that was never there.
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """What is published of each service, to those who ask and to those who watch. For one event loop.
+
+    Not the one of grpcio-health-checking: there a watcher that ends takes the news from all others of its service, and
+    one that does not read holds up whoever has news, a drain included.
 
     LIVENESS is SERVING from the first moment to the last: whoever gets an answer knows that the event loop runs.
     """
 
+    def __init__(self) -> None:
+        self._health: Health = {}
+        self._changed = asyncio.Event()  # another one after each change
+
+    @property
+    def known(self) -> list[str]:
+        return list(self._health)
+
+    def publish(self, health: Health) -> None:
+        """Of all services; names that are not in it are unknown from now on."""
+        if health != self._health:
+            self._health = health
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
-        if request.service == LIVENESS:
-            return health_pb2.HealthCheckResponse(status=SERVING)
-        response = await super().Check(request, context)
-        if response is not None and response.status == UNKNOWN:
+        status = self._status(request.service)
+        if status == UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND)
-        return response
+        return health_pb2.HealthCheckResponse(status=status)
 
-    async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
-        if request.service != LIVENESS:
-            await super().Watch(request, context)
-            return
-        await context.write(health_pb2.HealthCheckResponse(status=SERVING))
-        await asyncio.Event().wait()  # until the client or the server ends
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        said = None
+        while True:
+            changed, status = self._changed, self._status(request.service)
+            if status != said:
+                yield health_pb2.HealthCheckResponse(status=status)
+                said = status
+            await changed.wait()
+
+    def _status(self, service: str) -> health_pb2.HealthCheckResponse.ServingStatus:
+        return SERVING if service == LIVENESS else self._health.get(service, UNKNOWN)
 
 
 class HealthFollower:
@@ -80,34 +103,30 @@ class HealthFollower:
     """
 
     def __init__(self, registry: ModelRegistry, step_stall_s: float = 0.0) -> None:
-        self.servicer = _Servicer()
+        self.servicer = HealthServicer()
         self._registry = registry
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._probe = SelfProbe(registry, step_stall_s, self._changed.set)
         self._tasks: list[asyncio.Task[None]] = []
-        self._published: set[str] = set()
+        self.is_ready = False  # what overall health says
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Publish the present state, then every change."""
         self._registry.add_listener(self._wake)
-        await self._publish()
+        self._publish()
         jobs = {"health": self._follow(), "self-probe": self._probe.run()}
         self._tasks = [asyncio.create_task(job, name=name) for name, job in jobs.items()]
-
-    @property
-    def is_ready(self) -> bool:
-        """What overall health says."""
-        return health_of(self._registry, self._probe.stalled)[OVERALL] == SERVING
 
     @property
     def has_stalled(self) -> bool:
         """Some engine has not answered the last question for too long."""
         return bool(self._probe.stalled)
 
-    async def shut_down(self) -> None:
+    def shut_down(self) -> None:
         """NOT_SERVING for all, for good."""
-        await self.servicer.enter_graceful_shutdown()
+        self.is_ready = False
+        self.servicer.publish(dict.fromkeys(self.servicer.known, NOT_SERVING))
         self._registry.remove_listener(self._wake)
         for task in self._tasks:
             task.cancel()
@@ -120,12 +139,9 @@ class HealthFollower:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            await self._publish()
+            self._publish()
 
-    async def _publish(self) -> None:
+    def _publish(self) -> None:
         health = health_of(self._registry, self._probe.stalled)
-        for gone in self._published - health.keys():
-            await self.servicer.set(gone, UNKNOWN)
-        self._published = set(health)
-        for service, status in health.items():
-            await self.servicer.set(service, status)
+        self.is_ready = health[OVERALL] == SERVING
+        self.servicer.publish(health)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
+import functools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
@@ -15,7 +16,7 @@ from pyruntime.registry import DRAINING_RETRY_S
 from pyruntime.service.incoming import checked, reader
 from pyruntime.service.stalls import Stalls
 from pyruntime.service.status import DETAILS_KEY, code_of, request_info, retry_pushback, to_status
-from pyruntime.service.validate import check_message_size
+from pyruntime.service.validate import Pack, packer
 from pyruntime.telemetry.call_record import current_call
 
 T = TypeVar("T")
@@ -23,10 +24,21 @@ T = TypeVar("T")
 OWN_METHODS = "/pyruntime."
 # Told to clients that come while as many calls are open as there may be.
 CROWDED_RETRY_S = 1.0
+# What makes a handler, by whether the requests and the responses are a stream.
+HANDLERS: dict[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
 
 
 async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> NoReturn:
-    """End the call with the status of ``error``, which names the call; what trailers it has it keeps."""
+    """End the call with the status of ``error``, which names the call; what trailers it has it keeps.
+
+    Raises ``grpc.aio.AbortError``, or ``grpc.aio.InternalError`` when the status cannot be sent: the client has gone,
+    or does not read a message that stands before it.
+    """
     status = to_status(error)
     if (call := current_call()) is not None:
         call.note_error(error)
@@ -50,16 +62,17 @@ def refusal(error: PyruntimeError) -> grpc.RpcMethodHandler:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler. Those of ``pyruntime.*`` services are counted, health and reflection are not.
+    """Wraps every handler. Of ``pyruntime.*`` services the running calls are counted, of health and reflection not.
 
     ``num_running`` counts the calls inside a handler, which is what a drain waits for. ``max_open_calls``: calls, from
-    their first byte to their last, past which one is refused. ``stall_s``: as in ``Stalls``.
+    their first byte to their last, past which one is refused; of each method of health and reflection as many more, so
+    that probes are answered however busy the server is. ``stall_s``: as in ``Stalls``.
     """
 
     def __init__(self, max_message_bytes: int, *, max_open_calls: int = 2**20, stall_s: float = 0.0) -> None:
         self._max_message_bytes = max_message_bytes
         self._max_open_calls = max_open_calls
-        self._num_open = 0
+        self._num_open = Counter[str]()
         self._stalls = Stalls(stall_s)
         self._running: set[asyncio.Task[Any]] = set()
         self._evicted: set[asyncio.Task[Any]] = set()
@@ -93,72 +106,68 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         method = handler_call_details.method
-        if method.startswith(OWN_METHODS):
-            if self._num_open >= self._max_open_calls:
-                limit = f"{self._max_open_calls} calls are open, the most that this server takes"
-                return refusal(Overloaded(limit, CROWDED_RETRY_S))
-            self._open()
         if method not in self._wrapped:
             handler = await continuation(handler_call_details)
-            if handler is None:  # no such method: grpc answers UNIMPLEMENTED itself
+            if handler is None:  # no such method
                 return handler
             self._wrapped[method] = self._wrap(handler, counts=method.startswith(OWN_METHODS))
+        crowd = OWN_METHODS if method.startswith(OWN_METHODS) else method
+        if self._num_open[crowd] >= self._max_open_calls:
+            limit = f"{self._max_open_calls} calls are open, the most that this server takes"
+            return refusal(Overloaded(limit, CROWDED_RETRY_S))
+        self._open(crowd)
         return self._wrapped[method]
 
-    def _open(self) -> None:
+    def _open(self, crowd: str) -> None:
         """A call begins; its task ends with the last byte of its answer."""
         task = asyncio.current_task()
         assert task is not None
-        self._num_open += 1
-        task.add_done_callback(self._close)
+        self._num_open[crowd] += 1
+        task.add_done_callback(functools.partial(self._close, crowd))
 
-    def _close(self, _: asyncio.Task[Any]) -> None:
-        self._num_open -= 1
+    def _close(self, crowd: str, _: asyncio.Task[Any]) -> None:
+        self._num_open[crowd] -= 1
 
     def _wrap(self, handler: Any, counts: bool) -> grpc.RpcMethodHandler:
+        """A handler whose answers are bytes already: how large a message is, only making them tells."""
+        method = handler.stream_stream or handler.unary_stream or handler.stream_unary or handler.unary_unary
+        pack = packer(handler.response_serializer, self._max_message_bytes)
         codec = {
             "request_deserializer": reader(handler.request_deserializer, self._max_message_bytes),
-            "response_serializer": handler.response_serializer,
+            "response_serializer": None,
         }
-        if handler.stream_stream:
-            return grpc.stream_stream_rpc_method_handler(self._streaming(handler.stream_stream, counts), **codec)
-        if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(self._streaming(handler.unary_stream, counts), **codec)
-        if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(self._unary(handler.stream_unary, counts), **codec)
-        return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, counts), **codec)
+        kind = self._streaming if handler.response_streaming else self._unary
+        make = HANDLERS[handler.request_streaming, handler.response_streaming]
+        return make(kind(method, pack, counts), **codec)
 
-    def _unary(self, method: Callable[..., Awaitable[Any]], counts: bool = True) -> Callable[..., Awaitable[Any]]:
-        async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            return await self._guard(context, self._answer(method, request, context), counts)
+    def _unary(
+        self, method: Callable[..., Awaitable[Any]], pack: Pack, counts: bool
+    ) -> Callable[..., Awaitable[bytes]]:
+        async def call(request: Any, context: grpc.aio.ServicerContext) -> bytes:
+            return await self._guard(context, self._answer(method, pack, request, context), counts)
 
         return call
 
-    def _streaming(self, method: Callable[..., Any], counts: bool = True) -> Callable[..., Awaitable[None]]:
+    def _streaming(self, method: Callable[..., Any], pack: Pack, counts: bool) -> Callable[..., Awaitable[None]]:
         # A coroutine that writes, rather than an async generator: when the call is cancelled between two messages, a
         # coroutine is cancelled at once, while a generator would linger until it is collected.
         async def call(request: Any, context: grpc.aio.ServicerContext) -> None:
-            await self._guard(context, self._write(method, request, context), counts)
+            await self._guard(context, self._write(method, pack, request, context), counts)
 
         return call
 
-    async def _answer(self, method: Callable[..., Awaitable[Any]], request: Any, context: Any) -> Any:
-        response = await method(checked(request), context)
-        check_message_size(response, self._max_message_bytes)
-        return response
+    async def _answer(self, method: Callable[..., Awaitable[Any]], pack: Pack, request: Any, context: Any) -> bytes:
+        return pack(await method(checked(request), context))
 
-    async def _write(self, method: Callable[..., Any], request: Any, context: Any) -> None:
+    async def _write(self, method: Callable[..., Any], pack: Pack, request: Any, context: Any) -> None:
         task = asyncio.current_task()
         assert task is not None
-        answer = method(checked(request), context)
-        if inspect.isawaitable(answer):  # it writes itself, as health's Watch does
-            await answer
-            return
-        async with contextlib.aclosing(answer) as messages:
+        async with contextlib.aclosing(method(checked(request), context)) as messages:
             async for message in messages:
-                self._stalls.begin(task, check_message_size(message, self._max_message_bytes))
+                raw = pack(message)
+                self._stalls.begin(task, len(raw))
                 try:
-                    await context.write(message)
+                    await context.write(raw)
                 finally:
                     self._stalls.end(task)
 
@@ -174,13 +183,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 work.close()
                 raise DeadlinePassed("the deadline passed before the request could be looked at")
             return await work
-        except grpc.aio.AbortError:
+        except (grpc.aio.AbortError, grpc.aio.InternalError):  # told, or nobody is there to be told
             raise
         except asyncio.CancelledError:
-            try:
-                await abort(context, self._why_cancelled(task))
-            except grpc.aio.InternalError:  # a message that the client does not read stands before any status
-                raise asyncio.CancelledError from None
+            await abort(context, self._why_cancelled(task))
         except Exception as error:
             await abort(context, error)
         finally:

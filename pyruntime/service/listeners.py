@@ -101,10 +101,17 @@ def listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCreden
 
 def _refuse_taken_socket(address: str) -> None:
     """gRPC would take a Unix socket away from a process that listens on it, as from one that has left it behind."""
-    if is_unix(address):
-        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+    if not is_unix(address):
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        try:
             probe.connect(address.removeprefix(UNIX))
-            raise RuntimeError(f"cannot listen on {address}: another process does")
+        except (BlockingIOError, TimeoutError):  # so many wait to be let in that there is no room for one more
+            pass
+        except OSError:
+            return
+    raise RuntimeError(f"cannot listen on {address}: another process does")
 
 
 def channel_options(settings: Settings) -> list[tuple[str, int]]:

@@ -23,16 +23,17 @@ def make_id() -> str:
     return uuid.uuid4().hex
 
 
-def name_after_request(call: CallRecord, request: Any) -> None:
+def name_after_request(call: CallRecord, request: Any) -> bool:
     """What the ``request_id`` field of the call's one request does: it names a call that its metadata does not.
 
     Beside an id of the metadata it is the request's other name. One that is not clean names nothing: metadata could not
-    carry it back. A stream of requests has no such field.
+    carry it back. Returns whether the call has a new name.
     """
     field = getattr(request, "request_id", "")
     if not field or field == call.request_id or not is_clean(field):
-        return
+        return False
     if call.is_named:
         call.client_request_id = field
-    else:
-        call.request_id = field
+        return False
+    call.request_id = field
+    return True

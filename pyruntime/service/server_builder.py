@@ -14,7 +14,6 @@ from pyruntime.errors import NotReady
 from pyruntime.lifecycle import ModelManager
 from pyruntime.registry import DRAINING_RETRY_S, ModelRegistry
 from pyruntime.service.admin import AdminServicer
-from pyruntime.service.arrival import ArrivalInterceptor
 from pyruntime.service.authorization import token_interceptors
 from pyruntime.service.calls import CallInterceptor
 from pyruntime.service.embed import EmbedServicer
@@ -73,8 +72,7 @@ class AdminServer:
         self._credentials = tls.credentials() if tls is not None else None
         self._interceptor = _error_interceptor(settings)
         tokens = token_interceptors("--admin-token-file", settings.admin_token_file, _methods(admin_pb2), settings)
-        interceptors = [ArrivalInterceptor(settings.client_stall_s), around, *tokens, self._interceptor]
-        self._server = _server(interceptors, settings)
+        self._server = _server([around, *tokens, self._interceptor], settings)
         servicer = AdminServicer(registry, manager, settings)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, self._server)
         if settings.reflection != "off":
@@ -120,8 +118,7 @@ class RuntimeServer:
         self.calls = CallStats()
         # Outermost first: ids, counters, traces and logs; credentials; errors.
         around = CallInterceptor(settings, self.calls, tracing)
-        interceptors = [ArrivalInterceptor(settings.client_stall_s), around, *tokens, self._interceptor]
-        self._server = _server(interceptors, settings)
+        self._server = _server([around, *tokens, self._interceptor], settings)
         self._add_services()
         self.admin: AdminServer | None = None
         if manager is not None and settings.admin_address:
@@ -135,7 +132,7 @@ class RuntimeServer:
         self.address = listen(self._server, self.address, self._credentials, self._settings.socket_access)
         if self.admin is not None:
             await self.admin.start()
-        await self._health.start()
+        self._health.start()
         await self._server.start()
         return self.port
 
@@ -146,7 +143,7 @@ class RuntimeServer:
         running ones have ended the port stays open, so that clients are told UNAVAILABLE with RetryInfo instead of
         losing their connection. So are those whose calls outlast the grace.
         """
-        await self._health.shut_down()
+        self._health.shut_down()
         self._registry.drain()
         for model in self._registry.serving():
             model.engine.turn_away(NotReady("the server is shutting down", DRAINING_RETRY_S))

@@ -105,7 +105,7 @@ class TlsFiles:
                 f"{problem}"
             ) from error
         if pem.client_ca is not None:
-            _check_authorities(self._paths[2], pem.client_ca)
+            _check_authorities(self._paths[2])
         if self._bytes() != pem:  # else what was checked may not be what is served
             raise UnsafeTransport(f"--tls-certificate: {certificate} changed while it was read")
         return pem
@@ -132,11 +132,11 @@ def tls_files(settings: Settings) -> TlsFiles | None:
     return TlsFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
 
 
-def _check_authorities(path: Path, pem: bytes) -> None:
+def _check_authorities(path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        context.load_verify_locations(cadata=pem.decode("ascii"))
-    except (ssl.SSLError, ValueError) as error:
+        context.load_verify_locations(cafile=path)  # not its text, which may have comments in any language
+    except OSError as error:  # ssl.SSLError is one
         problem = getattr(error, "reason", None) or error
         raise UnsafeTransport(f"--tls-client-ca: {path} holds no PEM certificates: {problem}") from error
 

@@ -106,7 +106,7 @@ class TokenFile:
         try:
             with self._path.open("rb") as file:
                 content = file.read(MAX_FILE_BYTES + 1)
-            lines = content.decode("utf-8").splitlines()
+            lines = content.decode("utf-8-sig").splitlines()  # some editors put a mark before the first line
         except OSError as error:
             raise UnsafeTransport(f"{self._option}: {self._path} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:

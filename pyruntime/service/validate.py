@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from google.protobuf.message import Message
@@ -13,6 +13,9 @@ from pyruntime.errors import InvalidField, ResponseTooLarge
 from pyruntime.registry import GenerationDefaults
 from pyruntime.types import SAMPLING_RANGES, SamplingParams
 from pyruntime.v1 import generate_pb2
+
+# Makes a message into bytes.
+Pack = Callable[[Any], bytes]
 
 MAX_CONTINUATIONS = 128
 MAX_STOP_STRINGS = 32
@@ -180,9 +183,23 @@ def _check_constraint(constraint: generate_pb2.Constraint) -> None:
         raise InvalidField(f"constraint.{kind}", "is empty; allowed: 1 byte or more")
 
 
-def check_message_size(message: Message, most: int) -> int:
-    """The message's bytes. ``ResponseTooLarge`` above ``most``; grpc logs a traceback for what it refuses to send."""
-    if (size := message.ByteSize()) > most:
+def packer(serialize: Pack, most: int) -> Pack:
+    """``serialize`` that raises ``ResponseTooLarge`` above ``most`` bytes; grpc would log a traceback for them."""
+
+    def pack(message: Any) -> bytes:
+        raw = serialize(message)
+        _check_size(len(raw), most)
+        return raw
+
+    return pack
+
+
+def check_message_size(message: Message, most: int) -> None:
+    """``ResponseTooLarge`` when the message has more than ``most`` bytes. Makes all of them to tell."""
+    _check_size(message.ByteSize(), most)
+
+
+def _check_size(size: int, most: int) -> None:
+    if size > most:
         limit = f"this server's messages have at most {most} (max_message_bytes)"
         raise ResponseTooLarge(f"the response has {size} bytes; {limit}")
-    return size

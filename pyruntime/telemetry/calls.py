@@ -1,12 +1,13 @@
 """What is counted of the calls. Knows nothing of gRPC: codes and methods come as names.
 
-Written on the event loop that runs the calls, and read from anywhere by copies.
+Written on the event loop that runs the calls, and read from anywhere by copies: ``dict(each)`` is made in one go,
+while going through one that grows is an error.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from typing import NamedTuple
 
 from pyruntime.stats import WAIT_BOUNDS, Histogram
@@ -22,23 +23,31 @@ MOST_FAILURES = 50
 
 
 class Failure(NamedTuple):
-    """A call that failed; ``at`` in seconds since 1970. Nothing of the request is kept."""
+    """Calls that failed alike: how many, the last one ``at`` so many seconds since 1970. Nothing of a request is kept.
+
+    Kept by kind, so that a flood of one kind does not hide the others.
+    """
 
     at: float
     method: str
     code: str
     reason: str
+    times: int
 
 
 class CallStats:
-    """Counts since the start: by method and code, by reason; times of whole calls by method; the last failures."""
+    """Counts since the start: by method and code, by reason; times of whole calls by method; the last failures.
+
+    running    calls that have arrived and not ended, by method
+    failures   the last kinds of failures, the latest last
+    """
 
     def __init__(self) -> None:
         self.ended: Counter[tuple[str, str]] = Counter()
         self.running: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.seconds: dict[str, Histogram] = {}
-        self.failures: deque[Failure] = deque(maxlen=MOST_FAILURES)
+        self.failures: dict[tuple[str, str, str], Failure] = {}
 
     def begin(self, method: str) -> None:
         self.running[method] += 1
@@ -54,4 +63,10 @@ class CallStats:
             known = reason in self.reasons or len(self.reasons) < MOST_REASONS
             self.reasons[reason if known else OTHER_REASON] += 1
         if code not in (OK, CANCELLED):
-            self.failures.append(Failure(time.time(), method, code, reason))
+            self._note_failure((method, code, reason))
+
+    def _note_failure(self, kind: tuple[str, str, str]) -> None:
+        before = self.failures.pop(kind, None)
+        if len(self.failures) >= MOST_FAILURES:
+            del self.failures[next(iter(self.failures))]
+        self.failures[kind] = Failure(time.time(), *kind, before.times + 1 if before else 1)

@@ -32,7 +32,7 @@ METRICS: tuple[Metric, ...] = (
     # Calls, as gRPC sees them.
     Metric("pyruntime_requests_total", C, ("method", "code"), "Calls that have ended, by full method and gRPC code."),
     Metric("pyruntime_request_seconds", H, ("method",), "From a call's arrival to its end."),
-    Metric("pyruntime_running_requests", G, ("method",), "Calls inside a handler now."),
+    Metric("pyruntime_running_requests", G, ("method",), "Calls that have arrived and not ended."),
     Metric("pyruntime_rejections_total", C, ("reason",), "Calls ended by an error, by its ErrorInfo reason."),
     # Requests inside an engine.
     Metric("pyruntime_queue_seconds", H, TASK, "From the end of tokenising to a request's first step."),

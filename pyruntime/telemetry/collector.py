@@ -106,14 +106,13 @@ def num_threads() -> int:
 
 
 def _add_calls(found: Families, calls: CallStats) -> None:
-    # Lists first: a dictionary must not grow while it is gone through.
-    for (method, code), count in list(calls.ended.items()):
+    for (method, code), count in dict(calls.ended).items():
         found.put("pyruntime_requests_total", count, method, code)
-    for method, histogram in list(calls.seconds.items()):
+    for method, histogram in dict(calls.seconds).items():
         found.observed("pyruntime_request_seconds", histogram, method)
-    for method, count in list(calls.running.items()):
+    for method, count in dict(calls.running).items():
         found.put("pyruntime_running_requests", count, method)
-    for reason, count in list(calls.reasons.items()):
+    for reason, count in dict(calls.reasons).items():
         found.put("pyruntime_rejections_total", count, reason)
 
 

@@ -79,11 +79,11 @@ class HttpServer:
 
     def start(self) -> None:
         """Listen and answer from now on. Raises RuntimeError when the address cannot be had."""
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
-            self._socket = socket.create_server((self._host, self._port), family=family, backlog=128)
-        except OSError as error:
-            raise RuntimeError(f"cannot listen on {self.address}: {error.strerror or error}") from error
+            self._socket = _listener(self._host, self._port)
+        except (OSError, ValueError) as error:  # the latter: no name at all
+            problem = getattr(error, "strerror", None) or error
+            raise RuntimeError(f"cannot listen on {self.address}: {problem}") from error
         self._loop = asyncio.new_event_loop()
         self._thread.start()
 
@@ -146,6 +146,14 @@ class HttpServer:
         await writer.drain()
         writer.close()
         await writer.wait_closed()
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """On ``::`` for IPv4 as well, as gRPC listens. Of a name with several addresses the first one, IPv4 before IPv6."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    both = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(address, family=family, backlog=128, dualstack_ipv6=both)
 
 
 def _parse(head: bytes) -> tuple[str, Question | None]:

@@ -38,10 +38,22 @@ def configure_logging(level: str, log_format: str, log_texts: bool) -> None:
     handler.addFilter(Seldom(SELDOM, SELDOM_S))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(True)
+    keep_paths_out()
     if log_format == "json":  # progress bars of libraries, which are imported later, are no log lines
         os.environ.setdefault("TQDM_DISABLE", "1")
     sys.excepthook = _uncaught
     threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def keep_paths_out() -> None:
+    """grpc quotes metadata and paths of methods that are no UTF-8, with a stack for each; such a call ends anyway."""
+    logger = logging.getLogger("grpc._cython.cygrpc")
+    logger.addFilter(_quotes_no_client)
+    logger.setLevel(logging.INFO)  # below that it quotes paths too
+
+
+def _quotes_no_client(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(("Invalid encoding", "Unexpected [UnicodeDecodeError]"))
 
 
 def writes_json() -> bool:

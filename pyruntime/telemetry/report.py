@@ -49,7 +49,7 @@ class StatusReport:
             "uptime_s": now - self._began_at,
             "models": [self._model(each) for each in self._models.statuses()],
             "calls": self._call_counts(),
-            "failures": [each._asdict() for each in reversed(list(self._calls.failures))],
+            "failures": [each._asdict() for each in reversed(dict(self._calls.failures).values())],
             "process": self._of_process(),
         }
 

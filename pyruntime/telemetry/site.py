@@ -106,7 +106,8 @@ class Site:
             case "/livez":
                 return _verdict(await self._probe.ask(), "alive", "the event loop of the calls does not answer")
             case "/readyz":
-                return _verdict(self._is_ready(), "ready", "not ready")
+                # What health last said is no news from a loop that is stuck.
+                return _verdict(self._is_ready() and await self._probe.ask(), "ready", "not ready")
         return text(HTTPStatus.NOT_FOUND, "there are /, /metrics, /status.json, /livez and /readyz")
 
     async def watch(self) -> None:

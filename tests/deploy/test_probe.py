@@ -33,5 +33,5 @@ async def test_what_cannot_be_asked_is_not_healthy(bare: Stack, capsys: pytest.C
     assert await probe(bare) == 1
     assert capsys.readouterr().out.strip() == "NOT_SERVING"
     assert await probe(bare, "model/nobody") == 1
-    assert "NOT_FOUND" in capsys.readouterr().err
+    assert "NOT_FOUND: the server has no service 'model/nobody'" in capsys.readouterr().err
     assert await asyncio.to_thread(cli.main, ["health", "--target", "127.0.0.1:1", "--timeout", "1"]) == 1

@@ -27,6 +27,7 @@ async def test_sync_client(stack: Stack):
             np.testing.assert_array_equal(vectors, expected)
             assert client.score("q", ["a", "b", "c"], ["y", "n"], apply_softmax=True).shape == (3, 2)
             assert client.score("q", ["a"], [1, 2, 3]).shape == (1, 3)
+            assert client.score("q", ["a"], [1], timeout_s=float("inf")).shape == (1, 1)
             assert [model.name for model in client.models()] == ["decoder", "encoder"]
             assert list(client.tokenize("a", special_tokens=False).token_ids) == [97]
             assert client.detokenize([97, 98]) == "ab"
@@ -98,6 +99,19 @@ async def test_cancelling_a_task_is_not_an_api_error(stack: Stack):
         with pytest.raises(asyncio.CancelledError):
             await task
     await asyncio.wait_for(stack.engine.unblocked.wait(), 5)
+
+
+async def test_an_event_loop_that_is_not_the_client_s_is_a_clear_error(stack: Stack):
+    async with AsyncClient(stack.address, model="decoder") as client:
+        for work in (client.models, lambda: client.embed_many(["a"]), lambda: anext(client.stream("hi"))):
+            with pytest.raises(RuntimeError, match="made in another event loop"):
+                await asyncio.to_thread(lambda work=work: asyncio.run(_awaited(work())))
+    with pytest.raises(RuntimeError, match="inside the event loop that uses it"):
+        await asyncio.to_thread(AsyncClient)
+
+
+async def _awaited(given):
+    return await given
 
 
 async def test_closing_the_sync_client_ends_its_open_streams(stack: Stack):

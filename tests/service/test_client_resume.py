@@ -145,12 +145,21 @@ async def test_many_inputs_through_the_unary_methods(stack: Stack, kind, capsys)
     assert "5/5" in capsys.readouterr().err
 
 
-async def test_an_error_says_in_which_part_it_was(stack: Stack):
+async def test_an_error_says_which_of_all_inputs_it_was(stack: Stack):
     async with AsyncClient(stack.address, model="decoder") as client:
         with pytest.raises(ApiError) as caught:
             await client.score_many("q", ["a", "b", "c", " "], ["y"], batch_size=2)
-    assert caught.value.violations[0].field == "items[1].text"
-    assert caught.value.__notes__ == ["in the part that begins with input 2, which is number 0 there"]
+        assert caught.value.violations[0].field == "items[3].text"
+        assert str(caught.value).startswith("INVALID_ARGUMENT: items[3].text: is blank")
+        texts = ["a", "b", "c", " ", "d"]
+        with pytest.raises(ApiError, match=r"inputs\[3\].text: is blank"):
+            await client.embed_many(texts, batch_size=2)
+        found = [each async for each in client.embed_stream(texts, batch_size=2, return_errors=True)]
+        assert found[3].violations[0].field == "inputs[3].text"
+        for kind in (TypeError, ValueError):  # found before anything is sent
+            with pytest.raises(kind) as local:
+                await client.embed_many(["a", "b", "c", None if kind is TypeError else [-1]], batch_size=2)
+            assert local.value.__notes__ == ["in the part that begins with input 2, which is number 0 there"]
 
 
 async def test_an_error_of_the_source_is_not_taken_for_one_of_the_call(stack: Stack):

@@ -214,5 +214,5 @@ async def test_a_call_whose_deadline_has_passed_is_not_begun():
         begun.append(request)
 
     with pytest.raises(grpc.aio.AbortError):
-        await ErrorInterceptor(1000)._unary(method)(None, Context())
+        await ErrorInterceptor(1000)._unary(method, bytes, counts=True)(None, Context())
     assert (begun, aborted) == ([], [Code.DEADLINE_EXCEEDED])

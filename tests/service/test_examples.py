@@ -8,7 +8,9 @@ import os
 import sys
 from pathlib import Path
 
+from pyruntime.types import Capability
 from tests import tools
+from tests.fakes import fake_model
 from tests.service.conftest import Stack
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -29,6 +31,9 @@ async def output_of(*command: str, **environment: str) -> str:
 
 
 async def test_python(stack: Stack):
+    first = fake_model("an-encoder", {Capability.EMBED})  # the demo's first model too can only embed
+    stack.registry.declare(first.info.name)
+    stack.registry.set_serving(first.info.name, first)
     example = str(EXAMPLES / "python" / "example.py")
     lines = (await output_of(sys.executable, example, stack.address, LABELS="y,n")).splitlines()
     assert lines == [

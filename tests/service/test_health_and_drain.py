@@ -11,9 +11,11 @@ from grpc_health.v1 import health_pb2
 from pyruntime.registry import ModelRegistry
 from pyruntime.service.server_builder import build_server
 from pyruntime.v1 import generate_pb2, model_pb2
+from tests.fake_compute import until
 from tests.fakes import play
 from tests.service.bad_requests import score
 from tests.service.conftest import SETTINGS, Stack, failure_of
+from tests.service.transport import RawClient, frame
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -118,3 +120,41 @@ async def test_a_taken_port_is_an_error(stack: Stack):
     with pytest.raises(RuntimeError):
         await second.start()
     await second.drain(0)
+
+
+async def test_readiness_says_what_overall_health_says(stack: Stack):
+    """At every moment of a drain: from the first one on, before anything else of it has happened."""
+    assert stack.server.is_ready
+    said = []
+    stack.registry.add_listener(lambda: said.append((stack.registry.is_draining, stack.server.is_ready)))
+    await stack.server.drain(0)
+    assert said == [(True, False)]
+    assert not stack.server.is_ready
+
+
+async def test_a_watcher_that_ends_takes_nothing_from_the_others(stack: Stack):
+    first, second = Watcher(stack, ""), Watcher(stack, "")
+    assert [await first.next(), await second.next()] == [SERVING, SERVING]
+    first._call.cancel()
+    await until(lambda: stack.server.calls.running["grpc.health.v1.Health/Watch"] == 1)
+    stack.registry.set_failed("decoder", "torn")
+    stack.registry.set_failed("encoder", "torn")
+    assert await second.next() == NOT_SERVING
+
+
+async def test_a_watcher_that_does_not_read_holds_nobody_up(stack: Stack):
+    """Its window is shut from the start, so that not even the first state can be sent."""
+
+    def open_watch() -> RawClient:
+        client = RawClient(stack.server.port, window=0)
+        client.send(client.open("/grpc.health.v1.Health/Watch"), frame(b""))
+        return client
+
+    silent = await asyncio.to_thread(open_watch)
+    await until(lambda: stack.server.calls.running["grpc.health.v1.Health/Watch"] == 1)
+    watcher = Watcher(stack, "")
+    assert await watcher.next() == SERVING
+    news = asyncio.create_task(watcher.next())
+    await asyncio.wait_for(stack.server.drain(0.1), 10)
+    assert await news == NOT_SERVING
+    silent.socket.close()

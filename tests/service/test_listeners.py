@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 import stat
 from pathlib import Path
 
@@ -179,3 +181,19 @@ async def test_answers_are_compressed_when_asked_for(compress):
         stack.engine.next_stream = play("a" * 1000, per_wakeup=1000)
         answer = await stack.generate.Generate(generate_pb2.GenerateRequest(model="decoder", text="x"))
         assert answer.completions[0].text == "a" * 1000
+
+
+async def test_a_socket_whose_owner_is_too_busy_to_answer_is_taken(tmp_path: Path):
+    path = str(tmp_path / "busy.sock")
+    with socket.socket(socket.AF_UNIX) as busy, contextlib.ExitStack() as waiting:
+        busy.bind(path)
+        busy.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(100):  # until no more may wait
+                client = waiting.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(path)
+        server = build_server(ModelRegistry(), settings(host=f"unix:{path}"))
+        with pytest.raises(RuntimeError, match="another process does"):
+            await server.start()
+        await server.drain(0)

@@ -14,7 +14,7 @@ import trustme
 from pyruntime.errors import UnsafeTransport
 from pyruntime.registry import ModelRegistry
 from pyruntime.service.server_builder import build_server
-from pyruntime.service.tls import tls_files
+from pyruntime.service.tls import TlsFiles, tls_files
 from pyruntime.v1 import admin_pb2, admin_pb2_grpc, generate_pb2, generate_pb2_grpc, model_pb2, model_pb2_grpc
 from tests.fakes import play
 from tests.service.transport import Certificates, fresh_channel, running, settings
@@ -194,3 +194,10 @@ def _locked_key(files: Certificates) -> str:
     path = files.folder / "locked.key"
     path.write_bytes(key.private_bytes(*form))
     return str(path)
+
+
+def test_authorities_may_have_comments_in_any_language(tmp_path):
+    files = Certificates(tmp_path)
+    bundle = Path(files.ca)
+    bundle.write_bytes("# Autorit\u00e9 de Z\u00fcrich\n".encode() + bundle.read_bytes())
+    assert TlsFiles(files.certificate, files.key, files.ca).current().client_ca == bundle.read_bytes()

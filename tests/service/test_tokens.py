@@ -221,3 +221,11 @@ async def test_operators_have_tokens_of_their_own(path, tmp_path):
         assert (await stub.UnloadModel(admin_pb2.UnloadModelRequest(name="encoder"), metadata=bearer(OLD))) is not None
         async with grpc.aio.insecure_channel(server.address) as models:
             assert (await answer(models, OLD)).reason == "CREDENTIALS_WRONG"
+
+
+@pytest.mark.parametrize("line", ["# a comment", ALICE])
+def test_a_mark_before_the_first_line_is_none_of_it(path, line):
+    path.write_bytes(b"\xef\xbb\xbf" + f"{line}\n{BOB}\n".encode())
+    file = TokenFile("--token-file", str(path), METHODS)
+    assert allowed(file, BOB)
+    assert allowed(file, ALICE) == (line == ALICE)

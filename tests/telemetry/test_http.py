@@ -201,3 +201,31 @@ async def test_a_probe_that_is_cancelled_ends_whenever_that_is():
             assert asked.cancelled()
             num_cancelled += 1
     assert num_cancelled >= 3
+
+
+def test_every_address_means_both_kinds():
+    server = HttpServer("::", 0, answer)
+    try:
+        server.start()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    for host in ("127.0.0.1", "::1"):
+        with socket.create_connection((host, server.port), timeout=10) as connection:
+            connection.sendall(b"GET /a HTTP/1.1\r\n\r\n")
+            assert b" 200 " in read_all(connection)
+    server.stop()
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "a..b", "x" * 300])
+def test_a_host_that_is_none_is_told(host):
+    with pytest.raises(RuntimeError, match="cannot listen on"):
+        HttpServer(host, 0, answer).start()
+
+
+async def test_a_server_whose_event_loop_is_stuck_is_not_ready(monkeypatch):
+    monkeypatch.setattr(site, "LOOP_PATIENCE_S", 0.1)
+    async with page_site() as (_, page):
+        assert (await page.get("/readyz"))[0] == 200
+        answered = page._get("/readyz", "GET", {})  # which keeps this loop, that of the calls, from answering
+        assert answered[::2] == (503, b"not ready\n")
+        assert (await page.get("/readyz"))[0] == 200

@@ -167,7 +167,11 @@ async def test_a_thousand_unknown_methods_and_models_make_no_series(site):
     assert after.keys() == before.keys()
     assert after["pyruntime_requests_total", "UNIMPLEMENTED", OTHER] == 1001
     assert after["pyruntime_requests_total", "NOT_FOUND", EMBED] == 1001
-    assert len((await page.status())["failures"]) == MOST_FAILURES
+    failures = (await page.status())["failures"]
+    assert {(each["method"], each["code"], each["times"]) for each in failures} == {
+        (OTHER, "UNIMPLEMENTED", 1001),
+        (EMBED, "NOT_FOUND", 1001),
+    }
 
 
 async def test_refused_tokens_count_by_the_methods_that_there_are(tmp_path):
@@ -238,4 +242,9 @@ def test_reasons_and_failures_are_bounded():
     assert len(calls.reasons) == MOST_REASONS + 1
     assert calls.reasons[OTHER_REASON] == 1000 - MOST_REASONS
     assert len(calls.failures) == MOST_FAILURES
+    assert [each.reason for each in calls.failures.values()][-1] == "REASON_999"
+    calls.begin("m")
+    calls.end("m", 0.1, "INTERNAL", "REASON_970")  # again: it moves to the end and nothing is lost
+    assert len(calls.failures) == MOST_FAILURES
+    assert [(each.reason, each.times) for each in calls.failures.values()][-1] == ("REASON_970", 2)
     assert Overloaded.reason not in calls.reasons

@@ -83,8 +83,11 @@ async def test_a_browser_shows_live_numbers(tmp_path, monkeypatch):
     assert behind(words, "requests", 18) == [word for row in rows for word in row]
     for title in ("Tokens a second", "Time to first token", "Between tokens", "Embed latency", "Key/value cache"):
         assert title in words
-    assert behind(words, "EmbedService/Embed", 3) == ["0", "2", "INVALID_ARGUMENT 2, NOT_FOUND 1"]
-    assert behind(words, "reason", 4)[1:] == ["methods that are not here", "UNIMPLEMENTED", "\u2013"]
+    assert behind(words, "EmbedService/Embed", 4) == ["0", "2", "INVALID_ARGUMENT 2", "NOT_FOUND 1"]
+    # The last one of each kind, how many there were, the method, the code, and a reason where there is one.
+    failures = behind(words, "code and reason", 10)
+    assert failures[1:4] == ["1", "methods that are not here", "UNIMPLEMENTED"]
+    assert failures[5:9] == ["1", "EmbedService/Embed", "INVALID_ARGUMENT", "MALFORMED_MESSAGE"]
     assert texts.tags.count("path") > 5
     # A model's name is text, whatever it looks like.
     assert HOSTILE in words

@@ -131,6 +131,17 @@ class Chart {
   }
 }
 
+// A curve without axes, of the last minutes.
+function sparkline(times, values, now) {
+  const [width, height, wide] = [96, 22, windowOf(times, now)];
+  const most = Math.max(1, ...values);
+  const x = (place) => width * Math.min(1, Math.max(0, 1 - (now - times[place]) / wide));
+  const y = (value) => height - 2 - (height - 4) * (value / most);
+  const shown = values.map((value, place) => (now - times[place] <= wide + 5 ? value : null));
+  const paths = runs(shown).map((run) => svg("path", { class: "line tone-kv", d: path(run, x, (place) => y(shown[place])) }));
+  return svg("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, ...paths);
+}
+
 function label(x, y, text, anchor) {
   return svg("text", { x, y, "text-anchor": anchor }, text);
 }

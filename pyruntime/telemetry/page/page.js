@@ -12,22 +12,31 @@ const latencies = (key, tone) => [{ key: `${key}_p50`, name: "p50", tone }, { ke
 
 // -- one model ----------------------------------------------------------------------------------
 
+// So many models are shown whole; of more, each is a line until somebody opens it.
+const MOST_OPEN = 3;
+const chosen = new Map();
+
 class ModelCard {
-  constructor(model) {
-    this.tasks = model.tasks || [];
+  constructor(model, open) {
     const chips = (model.capabilities || []).map((each) => el("li", {}, each.toLowerCase().replace("_", " ")));
     this.pill = el("p", { class: "pill" });
     this.failure = el("p", { class: "failure" });
-    this.load = el("div");
+    this.load = el("div", { class: "scroll" });
     this.cache = el("div");
+    this.glance = el("p", { class: "glance soft" });
     this.charts = model.load ? chartsOf(model) : [];
+    const head = [el("h2", {}, model.name), this.pill, el("p", { class: "soft facts" }, factsOf(model)), el("ul", { class: "chips", "aria-label": "can" }, ...chips)];
     this.node = el(
-      "article", { class: "card model" },
-      el("header", {}, el("h2", {}, model.name), this.pill, el("p", { class: "soft" }, factsOf(model)), el("ul", { class: "chips", "aria-label": "can" }, ...chips)),
+      model.load ? "details" : "article", { class: "card model" },
+      model.load ? el("summary", {}, ...head, this.glance) : el("header", {}, ...head),
       this.failure,
       model.load ? el("div", { class: model.load.kv_blocks ? "now" : "now whole" }, this.load, this.cache) : null,
       model.load ? el("div", { class: "charts" }, ...this.charts.map((chart) => chart.node)) : null,
     );
+    if (!model.load) return;
+    this.node.open = chosen.has(model.name) ? chosen.get(model.name) : open;
+    this.node.firstChild.addEventListener("click", () => chosen.set(model.name, !this.node.open));
+    this.node.addEventListener("toggle", () => this.draw());
   }
 
   update(model, now) {
@@ -35,10 +44,24 @@ class ModelCard {
     this.pill.textContent = model.state;
     this.failure.textContent = model.failure;
     if (!model.load) return;
+    [this.curves, this.now] = [model.curves, now];
+    this.glance.replaceChildren(...glanceOf(model, now));
     this.load.replaceChildren(loadTable(model));
     this.cache.replaceChildren(...cacheView(model));
-    for (const chart of this.charts) chart.update(model.curves, now);
+    this.draw();
   }
+
+  draw() {
+    if (this.curves && this.node.open) for (const chart of this.charts) chart.update(this.curves, this.now);
+  }
+}
+
+// What a line says of a model: its tokens a second, as a number and over time, and who runs and waits.
+function glanceOf(model, now) {
+  const tokens = (model.curves.at || []).map((_, place) => sum(model.tasks.map((task) => model.curves[`${task}_tokens`][place] || 0)));
+  const load = Object.values(model.load.tasks);
+  const words = [`${amount(last(tokens) || 0)} tokens/s`, `${amount(sum(load.map((task) => task.running)))} running`, `${amount(sum(load.map((task) => task.waiting)))} waiting`];
+  return [sparkline(model.curves.at || [], tokens, now), ...words.map((word) => el("span", {}, word))];
 }
 
 function factsOf(model) {
@@ -106,10 +129,11 @@ function showModels(report) {
     const key = JSON.stringify([model.state, model.tasks, Boolean(model.load)]);
     const there = cards.get(model.name);
     if (there && there.key === key) continue;
-    const card = new ModelCard(model);
+    const card = new ModelCard(model, report.models.length <= MOST_OPEN);
     if (there) there.card.node.replaceWith(card.node);
     cards.set(model.name, { key, card });
   }
+  spot("none").hidden = report.models.length > 0;
   const names = new Set(report.models.map((model) => model.name));
   for (const [name, { card }] of cards) {
     if (names.has(name)) continue;
@@ -149,7 +173,7 @@ function showTiles(report) {
   const waiting = sum(serving.flatMap((model) => Object.values(model.load.tasks).map((task) => task.waiting)));
   const tiles = [
     ["Calls", amount(now.all), passed > 1 ? `${amount((now.all - before.all) / passed)}/s` : ""],
-    ["Running calls", amount(sum(own(report).map((call) => call.running))), `${amount(waiting)} sequences wait`],
+    ["Running calls", amount(sum(own(report).map((call) => call.running))), `${amount(waiting)} waiting`],
     ["Tokens a second", amount(sum(tokens)), ""],
     ["Errors", now.all ? percent(now.failed / now.all) : "\u2013", `${amount(now.failed)} calls`],
     ["Memory", bytes(report.process.memory_bytes), ""],
@@ -164,10 +188,10 @@ function showTiles(report) {
 function showCalls(report) {
   const head = ["method", "running", "OK", "other codes"].map((name, place) => el("th", { scope: "col", class: place === 1 || place === 2 ? "number" : "" }, name));
   const rows = report.calls.map((call) => {
-    const others = Object.entries(call.codes).filter(([code]) => code !== "OK").map(([code, count]) => `${code} ${amount(count)}`);
+    const others = Object.entries(call.codes).filter(([code]) => code !== "OK").map(([code, count]) => el("span", {}, `${code} ${amount(count)}`));
     return el(
       "tr", {}, el("th", { scope: "row" }, methodOf(call)),
-      el("td", { class: "number" }, amount(call.running)), el("td", { class: "number" }, amount(call.codes.OK || 0)), el("td", { class: "code mild wrap" }, others.join(", ") || "\u2013"),
+      el("td", { class: "number" }, amount(call.running)), el("td", { class: "number" }, amount(call.codes.OK || 0)), el("td", { class: "code mild wrap" }, ...(others.length ? others : ["\u2013"])),
     );
   });
   const table = el("table", {}, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows));
@@ -175,10 +199,10 @@ function showCalls(report) {
 }
 
 function showFailures(report) {
-  const head = ["time", "method", "code", "reason"].map((name) => el("th", { scope: "col" }, name));
+  const head = ["last at", "times", "method", "code and reason"].map((name, place) => el("th", { scope: "col", class: place === 1 ? "number" : "" }, name));
   const rows = report.failures.map((each) => el(
-    "tr", {}, el("td", {}, clock(each.at)), el("td", {}, methodOf(each)),
-    el("td", { class: `code ${MILD.has(each.code) ? "mild" : ""}` }, each.code), el("td", { class: "code mild" }, each.reason || "\u2013"),
+    "tr", {}, el("td", {}, clock(each.at)), el("td", { class: "number" }, amount(each.times)), el("td", {}, methodOf(each)),
+    el("td", {}, el("span", { class: `code ${MILD.has(each.code) ? "mild" : ""}` }, each.code), each.reason && each.reason !== each.code ? el("small", { class: "reason" }, each.reason) : null),
   ));
   const table = el("table", {}, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows));
   spot("failures").replaceChildren(rows.length ? table : el("p", { class: "soft" }, "none"));
@@ -216,6 +240,6 @@ async function run() {
   }
 }
 
-addEventListener("resize", () => cards.forEach(({ card }) => card.charts.forEach((chart) => chart.data && chart.draw())));
+addEventListener("resize", () => cards.forEach(({ card }) => card.draw()));
 document.addEventListener("visibilitychange", () => document.hidden || refresh());
 run();
