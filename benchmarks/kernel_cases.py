@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from workload import make_workload
 
-from pyruntime.ops import attention, linear, pooling, sampling, scores
+from pyruntime.ops import attention, linear, pooling, quantized, sampling, scores
 
 Run = Callable[[], object]
 
@@ -155,7 +155,7 @@ def sample_case(batch: int = 64, vocabulary: int = 262_144) -> Case:
 def linear_cases(weight: torch.Tensor) -> list[Case]:
     x = torch.randn(1, weight.shape[1]).bfloat16()
     small = weight[:65_536].float()
-    quantized, scale = linear.quantize_int8(small)
+    packed = quantized.pack_int8(small)
     rows = small.bfloat16()
     return [
         Case(
@@ -167,10 +167,10 @@ def linear_cases(weight: torch.Tensor) -> list[Case]:
             notes={"bandwidth_target": 0.85},
         ),
         Case(
-            f"linear_rows_int8: one row, {small.shape[0]} columns, against bfloat16 weights",
-            lambda: linear.linear_rows_int8(x, quantized, scale),
+            f"linear_int8: one row, {small.shape[0]} columns, against bfloat16 weights",
+            lambda: quantized.linear_int8(x, packed, small.shape[0]),
             {"linear": lambda: functional.linear(x, rows)},
-            bytes=quantized.numel(),
+            bytes=packed.numel(),
         ),
     ]
 

@@ -55,7 +55,8 @@ STABLE_TORCH_LIBRARY(pyruntime, m) {
       "Tensor up, Tensor down, Tensor? after_mlp, Tensor? sinks, float epsilon, float weight_offset, int activation, "
       "float scale, int window_left, float softcap, bool by_panels) -> Tensor");
   m.def("linear_into(Tensor x, Tensor w, Tensor? bias, bool by_panels, Tensor(a!) out) -> ()");
-  m.def("linear_rows_int8(Tensor x, Tensor w, Tensor scales, Tensor? bias=None) -> Tensor");
+  m.def("linear_int8(Tensor x, Tensor w, int columns, Tensor? bias=None, Tensor? up=None, int activation=0) -> Tensor");
+  m.def("linear_int8_into(Tensor x, Tensor w, Tensor? bias, Tensor(a!) out) -> ()");
 }
 
 namespace {

@@ -48,6 +48,7 @@ def describe(name: str, loaded: LoadedModel, sentence: SentenceSettings, cache: 
         prompt_is_pooled=sentence.prompt_is_pooled,
         query_expansion=sentence.query_expansion,
         ignored_tail_id=classifier.ignored_tail_id if classifier is not None else None,
+        quantization=loaded.quantization,
     )
 
 
@@ -69,7 +70,9 @@ def _capabilities(loaded: LoadedModel, kinds: frozenset[EmbeddingKind]) -> froze
 
 
 def _weights_bytes(loaded: LoadedModel) -> int:
-    """Of the model's parameters and buffers, tied ones once."""
-    tensors = [*loaded.model.parameters(), *loaded.model.buffers()]
+    """Of the model's parameters and buffers, tied ones once; those without memory are weights that became int8."""
+    tensors = [each for each in (*loaded.model.parameters(), *loaded.model.buffers()) if not each.is_meta]
+    if loaded.output_head is not None and loaded.output_head.packed is not None:
+        tensors.append(loaded.output_head.packed)
     storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
     return sum(storages.values())

@@ -18,6 +18,12 @@ from pyruntime.scheduler.sequence import Sequence
 from pyruntime.types import Task
 
 CHUNK_TOKENS = 96
+# Both sides are quantised (what that costs was looked at before), but what differs by a rounding may take another step
+# of its int8, which is a hundred roundings wide. Of 521 random tokens of Gemma 3 270M in bfloat16 single rows then come
+# out at 0.71 of each other, though both are at 0.91 and 0.92 or better of plain float32. A wrong mask, position or
+# window spoils rows that lie together, so neighbours are judged together; there the least mean is 0.92.
+LEAST_INT8_COSINE = 0.85
+NEIGHBOURS = 8
 
 
 def self_check(runner: ModelRunner, scheduler: Scheduler, builder: BatchBuilder) -> float:
@@ -30,15 +36,18 @@ def self_check(runner: ModelRunner, scheduler: Scheduler, builder: BatchBuilder)
     token_types = [_token_types(ids) for ids in texts] if loaded.takes_token_types else None
     batched = run_batched(runner, scheduler, builder, texts, token_types)
     eager = _run_eager(loaded, texts)
-    least = 1.0
+    least, allowed = 1.0, LEAST_INT8_COSINE if loaded.quantization == "int8" else LEAST_COSINE[loaded.dtype]
     for ids, own, reference in zip(texts, batched, eager, strict=True):
-        cosine = torch.nn.functional.cosine_similarity(own.double(), reference.double(), dim=-1).min().item()
+        cosines = torch.nn.functional.cosine_similarity(own.double(), reference.double(), dim=-1)
+        if loaded.quantization == "int8":
+            cosines = cosines.unfold(0, min(NEIGHBOURS, len(ids)), 1).mean(-1)
+        cosine = cosines.min().item()
         least = min(least, cosine)
-        if not cosine >= LEAST_COSINE[loaded.dtype]:
+        if not cosine >= allowed:
             raise ModelLoadError(
                 f"{loaded.architecture}: on a text of {len(ids)} tokens the {loaded.execution_path.value} forward "
                 "differs from eager transformers "
-                f"(least cosine of a row {cosine:.4f}, allowed {LEAST_COSINE[loaded.dtype]})"
+                f"(least cosine of a row {cosine:.4f}, allowed {allowed})"
             )
     with eager_attention(loaded.model):
         check_classifier(loaded.classifier, loaded.model, texts)
@@ -121,5 +130,5 @@ def _check_logits(loaded: LoadedModel, hidden: torch.Tensor, ids: list[int]) -> 
         reference = loaded.model(input_ids=torch.tensor([ids], device=loaded.device)).logits[0, -1].float()
     own = loaded.output_head.logits(hidden[-1:])[0].float()
     error = ((own - reference).norm() / reference.norm()).item()
-    if not error <= (1e-3 if loaded.dtype is torch.float32 else 0.05):
+    if not error <= (1e-3 if loaded.dtype is torch.float32 and loaded.quantization == "none" else 0.05):
         raise ModelLoadError(f"{loaded.architecture}: logits of the output head differ from the model's by {error:.3g}")

@@ -66,7 +66,7 @@ def load_served_model(
     progress(f"{name}: loading {folder.name}")
     _check_fits(folder, settings.device)
     tokenizer = _tokenizer(folder)
-    loaded = load_model(folder, settings.dtype, settings.device, settings.deterministic)
+    loaded = load_model(folder, settings.dtype, settings.device, settings.deterministic, settings.quantization)
     sentence = _sentence(folder, loaded)
     if settings.self_check:
         progress(f"{name}: comparing the packed forward with eager transformers")

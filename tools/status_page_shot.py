@@ -38,7 +38,7 @@ CHROMIUM = (
     "chromium --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
     " --disable-component-update --disable-sync --hide-scrollbars --virtual-time-budget=7000"
 ).split()
-SIZE = "1280,1420"
+SIZE = "1280,1440"
 
 Call = Callable[[], Awaitable[None]]
 

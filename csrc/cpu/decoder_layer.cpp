@@ -2,6 +2,7 @@
 // one. Between two of them nothing goes back to Python, which at few rows takes as long as the layer itself.
 #include "../checks.h"
 #include "dispatch.h"
+#include "int8_rows.h"
 #include "ops.h"
 
 namespace pyruntime {
@@ -10,6 +11,17 @@ namespace {
 Tensor rows_of(const Tensor& t, int64_t rows) { return torch::stable::view(t, {rows, -1}); }
 
 Tensor heads_of(const Tensor& t, int64_t width) { return torch::stable::view(t, {t.size(0), -1, width}); }
+
+// What linears read. As int8 it is made once for all of them that want it so.
+struct Input {
+  const Tensor& x;
+  std::optional<Int8Rows> packed{};
+
+  const Int8Rows& as_int8() {
+    if (!packed.has_value()) packed.emplace(x);
+    return *packed;
+  }
+};
 
 struct Layer {
   double epsilon, weight_offset;
@@ -24,9 +36,11 @@ struct Layer {
     return torch::stable::view(rows, {x.size(0), x.size(1), width});
   }
 
-  Tensor linear(const Tensor& x, const Tensor& w, const MaybeTensor& bias, const MaybeTensor& up = std::nullopt,
+  Tensor linear(Input&& in, const Tensor& w, const MaybeTensor& bias, const MaybeTensor& up = std::nullopt,
                 int64_t activation = 0) const {
-    return by_panels ? linear_panels(x, w, bias, up, activation) : linear_rows(x, w, bias, up, activation);
+    // Bytes are an int8 matrix, in whole panels.
+    if (w.scalar_type() == ScalarType::Byte) return in.as_int8().multiply(w, w.size(0) * 16, bias, up, activation);
+    return by_panels ? linear_panels(in.x, w, bias, up, activation) : linear_rows(in.x, w, bias, up, activation);
   }
 };
 
@@ -43,10 +57,14 @@ Tensor decoder_layer(const Tensor x, const Tensor cos, const Tensor sin, Tensor 
   check_shape(k_cache, "k_cache", {-1, -1, -1, -1});
   const Layer layer{epsilon, weight_offset, by_panels};
   const int64_t width = k_cache.size(3);
+  require(width >= 1, "k_cache: heads must be at least one wide, got ", describe(k_cache));
   const Tensor normed = layer.norm(x, attention_norm);
+  Input shared{normed};
   const auto project = [&](const Tensor& w, const MaybeTensor& b, const char* name) {
-    require(w.dim() == 2 && w.size(0) % width == 0, name, ": expected heads ", width, " wide, got ", describe(w));
-    return heads_of(layer.linear(normed, w, b), width);
+    require(w.dim() == 2, name, ": expected a matrix, got ", describe(w));
+    const Tensor rows = layer.linear(std::move(shared), w, b);
+    require(rows.size(1) % width == 0, name, ": expected heads ", width, " wide, got ", describe(w));
+    return heads_of(rows, width);
   };
   const Tensor v = project(v_weight, v_bias, "v_weight");
   const Tensor q = layer.norm_heads(project(q_weight, q_bias, "q_weight"), q_norm);
@@ -54,10 +72,10 @@ Tensor decoder_layer(const Tensor x, const Tensor cos, const Tensor sin, Tensor 
   store_kv(rotate_halves(k, cos, sin), v, slot_mapping, k_cache, v_cache);
   const Tensor seen = paged_attention(rotate_halves(q, cos, sin), k_cache, v_cache, query_starts, kv_lengths,
                                       block_tables, true, scale, window_left, softcap, sinks);
-  const Tensor attended = layer.linear(rows_of(seen, x.size(0)), o_weight, o_bias);
+  const Tensor attended = layer.linear({rows_of(seen, x.size(0))}, o_weight, o_bias);
   const Tensor middle = add_back(x, attended, after_attention, epsilon, weight_offset);
-  const Tensor hidden = layer.linear(layer.norm(middle, mlp_norm), gate, std::nullopt, up, activation);
-  return add_back(middle, layer.linear(hidden, down, std::nullopt), after_mlp, epsilon, weight_offset);
+  const Tensor hidden = layer.linear({layer.norm(middle, mlp_norm)}, gate, std::nullopt, up, activation);
+  return add_back(middle, layer.linear({hidden}, down, std::nullopt), after_mlp, epsilon, weight_offset);
 }
 
 }  // namespace

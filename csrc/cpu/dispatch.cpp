@@ -27,7 +27,9 @@ const Kernels* choose() {
   __builtin_cpu_init();
   if (__builtin_cpu_supports("x86-64-v3")) available[count++] = &avx2::table;
   if (count == 2 && __builtin_cpu_supports("x86-64-v4")) available[count++] = &avx512::table;
-  if (count == 3 && __builtin_cpu_supports("avx512bf16")) available[count++] = &avx512bf16::table;
+  // Compiled with VNNI as well, which every processor with bfloat16 products has.
+  const bool has_both = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+  if (count == 3 && has_both) available[count++] = &avx512bf16::table;
 #endif
   const char* wanted = std::getenv("PYRUNTIME_CPU_CAPABILITY");
   if (wanted == nullptr || *wanted == '\0') return available[count - 1];

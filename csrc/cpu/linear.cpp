@@ -8,9 +8,7 @@
 #include "ops.h"
 
 namespace pyruntime {
-namespace {
 
-// A bias is short beside the matrix; in float32 the kernels need one form of it.
 std::optional<Tensor> float_bias(const std::optional<Tensor>& bias, int64_t columns) {
   if (!bias.has_value()) return std::nullopt;
   check_floating(*bias, "bias");
@@ -18,7 +16,11 @@ std::optional<Tensor> float_bias(const std::optional<Tensor>& bias, int64_t colu
   return torch::stable::contiguous(torch::stable::to(*bias, ScalarType::Float));
 }
 
-}  // namespace
+Activation check_activation(int64_t activation) {
+  require(activation >= 0 && activation <= 3, "activation: must be 0 (none), 1 (gelu), 2 (gelu_tanh) or 3 (silu), got ",
+          activation);
+  return static_cast<Activation>(activation);
+}
 
 Product check_product(const Tensor& x, const char* x_name, const Tensor& w, const char* w_name,
                       const std::optional<Tensor>& bias) {
@@ -49,12 +51,6 @@ void for_each_chunk(int64_t columns, const Work& work) {
   const int64_t chunk = std::clamp<int64_t>(columns / shares / 16 * 16, 16, 1024);
   for_each_neighbour((columns + chunk - 1) / chunk,
                      [&](int64_t i) { work(i * chunk, std::min(columns, (i + 1) * chunk)); });
-}
-
-Activation check_activation(int64_t activation) {
-  require(activation >= 0 && activation <= 3, "activation: must be 0 (none), 1 (gelu), 2 (gelu_tanh) or 3 (silu), got ",
-          activation);
-  return static_cast<Activation>(activation);
 }
 
 // `up` is a second matrix laid out as w, whose products the activated ones are multiplied with.
@@ -155,32 +151,6 @@ void linear_into(const Tensor x, const Tensor w, const std::optional<Tensor> bia
   launch_panels(p, words);
 }
 
-Tensor linear_rows_int8(const Tensor x, const Tensor w, const Tensor scales, const std::optional<Tensor> bias) {
-  QuantizedArgs a{};
-  LinearArgs& l = a.linear;
-  l.dtype = check_floating(x, "x");
-  check_shape(x, "x", {-1, -1});
-  check_dense_rows(x, "x");
-  check_cpu(w, "w");
-  require(w.scalar_type() == ScalarType::Char, "w: expected int8, got ", describe(w));
-  check_shape(w, "w", {-1, x.size(1)});
-  check_dense_rows(w, "w");
-  l.rows = x.size(0), l.columns = w.size(0), l.depth = x.size(1);
-  require(l.depth >= 1, "x: rows must be at least one wide, got ", describe(x));
-  check_array(scales, "scales", ScalarType::Float, {l.columns});
-  a.scales = scales.const_data_ptr<float>();
-  l.x = x.const_data_ptr(), l.w = w.const_data_ptr();
-  l.x_row = x.stride(0), l.w_row = w.stride(0);
-  const std::optional<Tensor> kept = float_bias(bias, l.columns);
-  if (kept.has_value()) l.bias = kept->const_data_ptr<float>();
-  Tensor out = empty_cpu({l.rows, l.columns}, x.scalar_type());
-  l.out = out.mutable_data_ptr();
-  l.out_row = l.columns;
-  if (l.rows == 0) return out;
-  for_each_chunk(l.columns, [&](int64_t begin, int64_t end) { kernels().linear_int8(a, begin, end); });
-  return out;
-}
-
 }  // namespace
 }  // namespace pyruntime
 
@@ -188,5 +158,4 @@ STABLE_TORCH_LIBRARY_IMPL(pyruntime, CPU, m) {
   m.impl("linear_rows", TORCH_BOX(&pyruntime::linear_rows));
   m.impl("linear_panels", TORCH_BOX(&pyruntime::linear_panels));
   m.impl("linear_into", TORCH_BOX(&pyruntime::linear_into));
-  m.impl("linear_rows_int8", TORCH_BOX(&pyruntime::linear_rows_int8));
 }

@@ -19,4 +19,9 @@ struct Product {
 Product check_product(const torch::stable::Tensor& x, const char* x_name, const torch::stable::Tensor& w,
                       const char* w_name, const std::optional<torch::stable::Tensor>& bias);
 
+// A bias is short beside the matrix; in float32 the kernels need one form of it.
+std::optional<torch::stable::Tensor> float_bias(const std::optional<torch::stable::Tensor>& bias, int64_t columns);
+
+Activation check_activation(int64_t activation);
+
 }  // namespace pyruntime

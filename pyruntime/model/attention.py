@@ -48,7 +48,7 @@ class LayerTraits:
 class AttentionContext:
     """What the layers of a running forward need to know. ``probe`` collects their traits instead of using a cache;
     ``causal`` answers for layers that do not say themselves; ``unattended`` tokens are seen by none of their text.
-    ``options`` collects what each layer asked the kernel for over a cache."""
+    ``options`` collects what each layer asked the kernel for over a cache, and its queries [T, heads, D]."""
 
     batch: ForwardBatch
     cache: KVCache | None = None
@@ -121,7 +121,7 @@ def packed_attention_forward(
             attend_behind(output, q, k, v, behind.spans, options["scale"], window)
     else:
         if context.options is not None:
-            context.options[cast(int, module.layer_idx)] = options
+            context.options[cast(int, module.layer_idx)] = options | {"query": q}
         output = _paged(cast(int, module.layer_idx), q, k, v, context.batch, context.cache, options)
     return output.unsqueeze(0), None
 

@@ -1,7 +1,8 @@
 """Modules of a body that several small torch functions make up, each replaced by one compiled op.
 
-What a module computes is found out by trying: the op stands in for it where both agree on random rows, and nowhere
-else. It does so in packed forwards alone, so that the self-check at load compares it with transformers' own code.
+What a module computes is found out by trying: the op stands in for it where both agree on random rows of many sizes,
+and nowhere else. It does so in packed forwards alone, so that the self-check at load compares it with transformers'
+own code.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from pyruntime.model.attention import is_attending
-from pyruntime.model.linear import OwnLinear, linear
+from pyruntime.model.linear import OwnLinear
 from pyruntime.ops import between
 from pyruntime.ops.linear import ACTIVATIONS
 
@@ -22,7 +23,9 @@ Forward = Callable[..., torch.Tensor]
 
 # Largest difference of a random row, relative to its largest value, at which both count as the same: a few roundings.
 AGREE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-NUM_ROWS = 5
+# (standard deviation, mean) of the rows that a module is tried on. Small ones show the constant of a norm, a mean that
+# it is taken away, large ones where values are cut off.
+ROWS = ((1.0, 0.0), (1.0, 2.0), (1e-3, 0.0), (0.1, -1.0), (100.0, 0.0))
 # Names under which bodies keep the small constant of their norms, and linear, activation and the linear behind it.
 EPSILONS = ("eps", "variance_epsilon", "epsilon")
 ACTIVATED = (
@@ -47,17 +50,19 @@ def _fuse_module(module: torch.nn.Module) -> bool:
     inputs, candidates = _candidates(module)
     if not candidates:
         return False
-    kind = type(module)
+    kind, num_inputs, dtype = type(module), len(inputs), inputs[0].dtype
     try:
         expected = kind.forward(module, *inputs)
-    except Exception:  # it takes other arguments: whatever it is, it is not what it looks like
+        tried = [(difference(candidate(module, *inputs), expected), candidate) for candidate in candidates]
+    except Exception:  # it takes other arguments or parameters: whatever it is, it is not what it looks like
         return False
-    error, best = min(((_difference(c(module, *inputs), expected), c) for c in candidates), key=lambda pair: pair[0])
-    if not error <= AGREE[expected.dtype]:
+    error, best = min(tried, key=lambda pair: pair[0])
+    if not error <= AGREE[dtype]:
         return False
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return (best if is_attending() else kind.forward)(self, *args, **kwargs)
+        is_as_tried = len(args) == num_inputs and not kwargs and args[0].dtype is dtype
+        return (best if is_as_tried and is_attending() else kind.forward)(self, *args, **kwargs)
 
     put_forward(module, forward, fused=best)
     return True
@@ -70,9 +75,12 @@ def put_forward(module: torch.nn.Module, forward: Forward, **attributes: Any) ->
     module.__class__ = type(kind.__name__, (kind,), own)
 
 
-def _difference(own: torch.Tensor, expected: torch.Tensor) -> float:
-    """NaN counts as large."""
-    error = ((own.float() - expected.float()).abs().amax() / expected.float().abs().amax()).item()
+def difference(own: torch.Tensor, expected: Any) -> float:
+    """Of the row that differs most, relative to its largest value; NaN and another kind of answer count as large."""
+    if not isinstance(expected, torch.Tensor) or (own.shape, own.dtype) != (expected.shape, expected.dtype):
+        return float("inf")
+    wanted = expected.float()
+    error = ((own.float() - wanted).abs().amax(-1) / wanted.abs().amax(-1)).amax().item()
     return error if error == error else float("inf")
 
 
@@ -85,9 +93,14 @@ def _candidates(module: torch.nn.Module) -> tuple[tuple[torch.Tensor, ...], list
     return (), []
 
 
-def _random(*shape: int, like: torch.Tensor) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(*shape, generator=generator).to(like.dtype)
+def _random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _rows(width: int, like: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    """[1, R, W], one for each of ``ROWS``."""
+    scales, means = torch.tensor(ROWS)[:, :, None].unbind(1)
+    return (_random(1, len(ROWS), width, seed=seed) * scales + means).to(like.dtype)
 
 
 def _as_norm(module: Any) -> tuple[tuple[torch.Tensor, ...], list[Forward]] | None:
@@ -97,7 +110,7 @@ def _as_norm(module: Any) -> tuple[tuple[torch.Tensor, ...], list[Forward]] | No
         return None
     weight = parameters["weight"]
     own: list[Forward] = [functools.partial(_norm, epsilon=epsilon, offset=offset) for offset in (0.0, 1.0)]
-    return (_random(1, NUM_ROWS, weight.shape[0], like=weight),), own
+    return (_rows(weight.shape[0], like=weight),), own
 
 
 def _norm(module: Any, x: torch.Tensor, *, epsilon: float, offset: float) -> torch.Tensor:
@@ -110,7 +123,7 @@ def _norm(module: Any, x: torch.Tensor, *, epsilon: float, offset: float) -> tor
 
 def _name_of(activation: Any) -> str | None:
     """Which of ``ACTIVATIONS`` a module or function is."""
-    x = torch.linspace(-6, 6, 101)
+    x = torch.cat([torch.linspace(-6, 6, 101), torch.linspace(-120, 120, 41)])  # some are cut off far from zero
     try:
         y = activation(x)
     except Exception:
@@ -130,15 +143,15 @@ def _as_gated(module: Any) -> tuple[tuple[torch.Tensor, ...], list[Forward]] | N
     if name is None or gate.bias is not None or (not merged and module.up_proj.bias is not None):
         return None
     own: list[Forward] = [functools.partial(_gated, activation=name, merged=merged)]
-    return (_random(1, NUM_ROWS, gate.in_features, like=gate.weight),), own
+    return (_rows(gate.in_features, like=gate.weight),), own
 
 
 def _gated(module: Any, x: torch.Tensor, *, activation: str, merged: bool) -> torch.Tensor:
     if merged:
-        gate, up = module.gate_up_proj.weight.chunk(2)
+        passed = module.gate_up_proj.gated_halves(x, activation)
     else:
-        gate, up = module.gate_proj.weight, module.up_proj.weight
-    hidden: torch.Tensor = module.down_proj(linear(x, gate, None, module.down_proj.row_invariant, activation, up))
+        passed = module.gate_proj.product(x, activation, module.up_proj)
+    hidden: torch.Tensor = module.down_proj(passed)
     return hidden
 
 
@@ -152,13 +165,12 @@ def _as_activated(module: Any) -> tuple[tuple[torch.Tensor, ...], list[Forward]]
         if name is not None:
             weight = parts[0].weight  # type: ignore[union-attr]
             own = functools.partial(_activated, first=first, second=second, activation=name)
-            return (_random(1, NUM_ROWS, weight.shape[1], like=weight),), [own]
+            return (_rows(weight.shape[1], like=weight),), [own]
     return None
 
 
 def _activated(module: Any, x: torch.Tensor, *, first: str, second: str | None, activation: str) -> torch.Tensor:
-    part = getattr(module, first)
-    hidden = linear(x, part.weight, part.bias, part.row_invariant, activation)
+    hidden: torch.Tensor = getattr(module, first).product(x, activation)
     return getattr(module, second)(hidden) if second else hidden
 
 
@@ -168,8 +180,8 @@ def _as_added_norm(module: Any) -> tuple[tuple[torch.Tensor, ...], list[Forward]
     if not isinstance(dense, OwnLinear) or type(norm) is not torch.nn.LayerNorm or len(norm.normalized_shape) != 1:
         return None
     inputs = (
-        _random(1, NUM_ROWS, dense.in_features, like=dense.weight),
-        _random(1, NUM_ROWS, dense.out_features, like=dense.weight),
+        _rows(dense.in_features, like=dense.weight),
+        _rows(dense.out_features, like=dense.weight, seed=1),
     )
     return inputs, [_added_norm]
 
@@ -199,13 +211,15 @@ def _fuse_rotary(modeling: Any) -> None:
 
 
 def _is_rotatable(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
-    """Heads [1, heads, T, W] with angles [1, T, W] of the same dtype, on a CPU."""
+    """Heads [1, heads, T, W] with angles [1, T, W] of the same dtype, on a CPU, all of them dense in W."""
     if cos.device.type != "cpu" or cos.shape != sin.shape or cos.dim() != 3 or cos.shape[0] != 1:
+        return False
+    if cos.stride() != sin.stride() or cos.dtype is not sin.dtype:
         return False
     return all(
         each.dim() == 4 and each.shape[0] == 1 and each.shape[2:] == cos.shape[1:] and each.dtype == cos.dtype
         for each in (q, k)
-    )
+    ) and all(each.stride(-1) == 1 for each in (q, k, cos))
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -213,10 +227,11 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def _rotates_halves(original: Callable[..., Any]) -> bool:
-    x, cos, sin = (_random(1, *shape, like=torch.zeros(1)) for shape in ((2, 3, 8), (3, 8), (3, 8)))
+    shapes = ((2, 3, 8), (1, 3, 8), (3, 8), (3, 8))
+    q, k, cos, sin = (_random(1, *shape, seed=seed) for seed, shape in enumerate(shapes))
     try:
-        expected = original(x, x, cos, sin)
-    except Exception:
+        expected = original(q, k, cos, sin)
+        own = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        return all(difference(*pair) <= AGREE[torch.float32] for pair in zip(own, expected, strict=True))
+    except Exception:  # another signature, another answer
         return False
-    own = _rotate(x, cos, sin)
-    return all(each.shape == own.shape and torch.allclose(each, own, atol=1e-5) for each in expected)

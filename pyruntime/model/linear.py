@@ -65,12 +65,15 @@ class Buffer:
         product = _product(x.shape[0], weight, row_invariant)
         if product is None:
             return functional.linear(x, weight, bias)
-        shape = (x.shape[0], weight.shape[0])
-        if self._memory.numel() < shape[0] * shape[1] or self._memory.dtype is not weight.dtype:
-            self._memory = torch.empty(shape[0] * shape[1], dtype=weight.dtype)
-        out = self._memory[: shape[0] * shape[1]].view(shape)
+        out = self.take(x.shape[0], weight.shape[0], weight.dtype)
         linear_into(out, x, weight, bias, by_panels=product is linear_panels)
         return out
+
+    def take(self, num_rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+        """This memory as [num_rows, width], to be written over."""
+        if self._memory.numel() < num_rows * width or self._memory.dtype is not dtype:
+            self._memory = torch.empty(num_rows * width, dtype=dtype)
+        return self._memory[: num_rows * width].view(num_rows, width)
 
 
 class OwnLinear(torch.nn.Linear):
@@ -78,8 +81,23 @@ class OwnLinear(torch.nn.Linear):
 
     row_invariant = False
 
+    @property
+    def matrix(self) -> torch.Tensor:
+        """What ``decoder_layer`` takes for its weights."""
+        return self.weight
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return linear(input, self.weight, self.bias, self.row_invariant)
+        return self.product(input)
+
+    def product(self, x: torch.Tensor, activation: str = "none", up: OwnLinear | None = None) -> torch.Tensor:
+        """With what follows it, as in ``linear``; ``up`` is a second one of the same shape, without bias."""
+        second = up.weight if up is not None else None
+        return linear(x, self.weight, self.bias, self.row_invariant, activation, second)
+
+    def gated_halves(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """The first half of the answer activated, times the second; without bias."""
+        gate, up = self.weight.chunk(2)
+        return linear(x, gate, None, self.row_invariant, activation, up)
 
 
 class _RowInvariantLinear(OwnLinear):

@@ -23,6 +23,7 @@ from pyruntime.model.limits import max_positions
 from pyruntime.model.linear import use_own_linears
 from pyruntime.model.output_head import OutputHead, output_head_of
 from pyruntime.model.probe import probe_body
+from pyruntime.model.quantized import quantize
 from pyruntime.model.weights import CAUSAL_SUFFIXES, load_weights, refuse_adapter
 from pyruntime.types import ExecutionPath
 
@@ -51,6 +52,7 @@ class LoadedModel:
     takes_token_types: bool
     classifier: Classifier | None = None
     one_by_one: bool = False
+    quantization: str = "none"
 
     @property
     def architecture(self) -> str:
@@ -99,13 +101,18 @@ def resolve_folder(path: str, progress: Callable[[str], None]) -> Path:
         raise ModelLoadError(f"{path}: not a folder, and the hub has it not: {error}") from error
 
 
-def load_model(folder: Path, dtype: str, device: str, deterministic: bool = False) -> LoadedModel:
+def load_model(
+    folder: Path, dtype: str, device: str, deterministic: bool = False, quantization: str = "none"
+) -> LoadedModel:
     """``dtype``: auto (the checkpoint's; float16 becomes float32 on a CPU), float32 or bfloat16.
 
     ``deterministic``: a row's result does not depend on what else is in the batch, at the cost of
-    slower linears for many rows.
+    slower linears for many rows. ``quantization``: none, or int8 for the linears of a model on a CPU, all else in
+    ``dtype``.
     """
     refuse_adapter(folder)
+    if quantization != "none" and device != "cpu":
+        raise ModelLoadError(f"{folder}: quantization {quantization} is for device cpu, not {device}")
     config = _config(folder)
     architecture = (config.architectures or ["unnamed"])[0]
     try:
@@ -123,6 +130,8 @@ def load_model(folder: Path, dtype: str, device: str, deterministic: bool = Fals
     try:
         _check_embeddings(body)
         traits = probe_body(model, device, offset, is_lm)
+        if quantization == "int8":
+            quantize(model, offset)
     except ModelLoadError as error:
         raise ModelLoadError(f"{folder}: {architecture} is not served: {error}") from error
     if traits.is_causal and traits.layers:
@@ -132,7 +141,11 @@ def load_model(folder: Path, dtype: str, device: str, deterministic: bool = Fals
         config=model.config,
         model=model,
         body=body,
-        output_head=output_head_of(model, model.config, deterministic) if is_lm and traits.is_causal else None,
+        output_head=(
+            output_head_of(model, model.config, deterministic, quantization == "int8")
+            if is_lm and traits.is_causal
+            else None
+        ),
         layers=traits.layers,
         is_causal=traits.is_causal,
         dtype=next(body.parameters()).dtype,
@@ -141,6 +154,7 @@ def load_model(folder: Path, dtype: str, device: str, deterministic: bool = Fals
         takes_token_types=_takes_token_types(body),
         classifier=classifier_of(folder, model, is_causal=traits.is_causal),
         one_by_one=deterministic or traits.one_by_one,
+        quantization=quantization,
     )
 
 

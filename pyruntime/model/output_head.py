@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pyruntime.model.linear import Buffer, linear
+from pyruntime.ops.quantized import linear_int8_into, pack_int8
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,8 @@ class OutputHead:
     """logits = softcap · tanh(scale · (W h + b) / softcap); softcap 0 is off.
 
     weight [V, H], bias [V] or None. Gemma has a softcap, Cohere multiplies (``logit_scale``), Granite
-    divides (``logits_scaling``).
+    divides (``logits_scaling``). ``packed``: W as int8, by which ``logits`` goes; the scores of given tokens, and sums
+    over the vocabulary, read W.
     """
 
     weight: torch.Tensor
@@ -23,9 +25,15 @@ class OutputHead:
     scale: float = 1.0
     softcap: float = 0.0
     row_invariant: bool = False
+    packed: torch.Tensor | None = None
 
     def logits(self, rows: torch.Tensor, buffer: Buffer | None = None) -> torch.Tensor:
         """rows [R, H] → [R, V] in the model's dtype; with a ``buffer`` they may lie there, until it is used again."""
+        if self.packed is not None:
+            vocab_size = self.weight.shape[0]
+            out = (buffer or Buffer()).take(rows.shape[0], vocab_size, rows.dtype)
+            linear_int8_into(out, rows.contiguous(), self.packed, self.bias)
+            return self.shape(out)
         if buffer is None:
             return self.shape(linear(rows, self.weight, self.bias, self.row_invariant))
         return self.shape(buffer.linear(rows, self.weight, self.bias, self.row_invariant))
@@ -37,9 +45,10 @@ class OutputHead:
         return torch.tanh(raw / self.softcap) * self.softcap if self.softcap else raw
 
 
-def output_head_of(model: Any, config: Any, row_invariant: bool) -> OutputHead:
+def output_head_of(model: Any, config: Any, row_invariant: bool, is_int8: bool = False) -> OutputHead:
     """The head of a ``…ForCausalLM`` model; the load-time self-check compares its logits with the model's own."""
     linear_module = model.get_output_embeddings()
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     softcap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
-    return OutputHead(linear_module.weight, getattr(linear_module, "bias", None), scale, softcap, row_invariant)
+    weight, bias = linear_module.weight, getattr(linear_module, "bias", None)
+    return OutputHead(weight, bias, scale, softcap, row_invariant, pack_int8(weight) if is_int8 else None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pyruntime.ops import _library, attention, between, cache, linear, pooling, sampling, scores
+from pyruntime.ops import _library, attention, between, cache, linear, pooling, quantized, sampling, scores
 
 build_info = _library.build_info
 
-__all__ = ["attention", "between", "build_info", "cache", "linear", "pooling", "sampling", "scores"]
+__all__ = ["attention", "between", "build_info", "cache", "linear", "pooling", "quantized", "sampling", "scores"]

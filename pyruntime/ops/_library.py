@@ -231,11 +231,23 @@ def _(x, w, bias, by_panels, out):  # type: ignore[no-untyped-def]
     _check(out, "out", x.shape[0], w.shape[0])
 
 
-@_fake("linear_rows_int8")
-def _(x, w, scales, bias=None):  # type: ignore[no-untyped-def]
-    _check_product(x, "x", w, bias, "w")
-    _check(scales, "scales", w.shape[0])
-    return x.new_empty((x.shape[0], w.shape[0]))
+def _check_int8(x, w, columns, bias, up=None):  # type: ignore[no-untyped-def]
+    _check(x, "x", None, None)
+    for name, matrix in (("w", w), ("up", up)):
+        _check(matrix, name, (columns + 15) // 16, 64 * ((x.shape[1] + 3) // 4 + 1))
+    _check(bias, "bias", columns)
+
+
+@_fake("linear_int8")
+def _(x, w, columns, bias=None, up=None, activation=0):  # type: ignore[no-untyped-def]
+    _check_int8(x, w, columns, bias, up)
+    return x.new_empty((x.shape[0], columns))
+
+
+@_fake("linear_int8_into")
+def _(x, w, bias, out):  # type: ignore[no-untyped-def]
+    _check(out, "out", x.shape[0], None)
+    _check_int8(x, w, out.shape[1], bias)
 
 
 @_fake("rms_norm")

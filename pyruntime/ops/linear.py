@@ -1,4 +1,4 @@
-"""Products of rows with a matrix of weights: for few rows, for many, and over weights kept as int8."""
+"""Products of rows with a matrix of weights: for few rows and for many."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
     "silu": functional.silu,
 }
-_NUMBERS = {name: number for number, name in enumerate(ACTIVATIONS)}
+ACTIVATION_NUMBERS = {name: number for number, name in enumerate(ACTIVATIONS)}
 
 
 def linear_rows(
@@ -34,7 +34,7 @@ def linear_rows(
     float16 (bias: any of them), last dimension dense. ``activation``: one of ``ACTIVATIONS``, computed in float32. A
     row's result does not depend on the rows beside it. Bad arguments raise ``RuntimeError``.
     """
-    out: torch.Tensor = torch.ops.pyruntime.linear_rows(x, w, bias, up, _NUMBERS[activation])
+    out: torch.Tensor = torch.ops.pyruntime.linear_rows(x, w, bias, up, ACTIVATION_NUMBERS[activation])
     return out
 
 
@@ -49,7 +49,7 @@ def linear_panels(
 
     Only where ``has_panels`` says so, else ``RuntimeError``. Activations are applied before anything is rounded.
     """
-    out: torch.Tensor = torch.ops.pyruntime.linear_panels(x, w, bias, up, _NUMBERS[activation])
+    out: torch.Tensor = torch.ops.pyruntime.linear_panels(x, w, bias, up, ACTIVATION_NUMBERS[activation])
     return out
 
 
@@ -68,29 +68,3 @@ def has_panels(dtype: torch.dtype) -> bool:
     if dtype is torch.float32:
         return capability.startswith("avx512")
     return dtype is torch.bfloat16 and capability == "avx512bf16" and not torch.cpu._is_amx_tile_supported()
-
-
-def linear_rows_int8(
-    x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """``(x @ w.T) * scales + bias``: x ``[R, K]``, w int8 ``[N, K]``, scales float32 ``[N]``, bias ``[N]``.
-
-    The answer ``[R, N]`` has x's dtype (float32, bfloat16, float16); weights are exact in float32, where products and
-    sums are made. Streams w once. A row's result does not depend on the rows beside it. Bad arguments raise
-    ``RuntimeError``.
-    """
-    out: torch.Tensor = torch.ops.pyruntime.linear_rows_int8(x, w, scales, bias)
-    return out
-
-
-def quantize_int8(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """w ``[N, K]`` → (int8 ``[N, K]``, scales float32 ``[N]``): symmetric, a row's largest magnitude is ±127.
-
-    ``w ≈ int8 * scales[:, None]`` to half a scale; a row of zeros has scale 0. NaN or infinity raises ``ValueError``.
-    """
-    wide = w.float()
-    scales = wide.abs().amax(-1) / 127 if w.shape[-1] else wide.new_zeros(w.shape[0])
-    if not bool(torch.isfinite(scales).all()):
-        raise ValueError("w: cannot be quantised, it holds NaN or infinity")
-    rounded = torch.round(wide / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None])
-    return rounded.clamp(-127, 127).to(torch.int8), scales

@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 
 from pyruntime.ops.linear import ACTIVATIONS
+from pyruntime.ops.quantized import GROUP, quantize_int8
 from pyruntime.ops.reference_attention import packed_attention, paged_attention
 
 __all__ = [
@@ -18,8 +19,8 @@ __all__ = [
     "label_probabilities",
     "label_scores",
     "lexical_weights",
+    "linear_int8",
     "linear_rows",
-    "linear_rows_int8",
     "logsumexp",
     "packed_attention",
     "paged_attention",
@@ -202,11 +203,22 @@ def rotate_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
     return torch.cat((a * cos_a - b * sin_a, b * cos_b + a * sin_b), -1)
 
 
-def linear_rows_int8(
-    x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
+def linear_int8(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    up: torch.Tensor | None = None,
+    activation: str = "none",
 ) -> torch.Tensor:
-    """Twin of ``ops.linear.linear_rows_int8``."""
-    return linear_rows(x, w.double() * scales.double()[:, None], bias)
+    """Twin of ``ops.quantized.linear_int8``, of matrices that are not packed."""
+    groups = x.float().split(GROUP, -1)
+    near = torch.cat([_as_int8(group) for group in groups], -1)
+    return linear_rows(near, _as_int8(w.float()), bias, None if up is None else _as_int8(up.float()), activation)
+
+
+def _as_int8(rows: torch.Tensor) -> torch.Tensor:
+    values, scales = quantize_int8(rows)
+    return values.double() * scales.double()[:, None]
 
 
 def adjusted_logits(

@@ -13,8 +13,8 @@ from pyruntime.scheduler.memory import Memory
 from pyruntime.scheduler.plan import StepPlan
 from pyruntime.scheduler.sequence import Sequence
 
-# Rows that cost as much as what a step costs without any. For Gemma 3 270M on two cores a step takes 12 ms with one row,
-# 14 with four, 21 with sixteen and 60 with 64, so a row costs half a millisecond at first and 0.8 later.
+# Rows that cost as much as what a step costs without any. For Gemma 3 270M on two cores a step takes 12 ms with one
+# row, 14 with four, 21 with sixteen and 60 with 64, so a row costs half a millisecond at first and 0.8 later.
 BASE_ROWS = 12
 # Tokens that are taken into the streams' indices in a step: about a third of a millisecond. Long prompts take several.
 MOST_READ = 2048

@@ -31,7 +31,8 @@ class ModelInfo:
     ``classifies_tokens``: the classifier answers for each token. ``late_interaction``: its per-token vectors are made
     to be compared by MaxSim. ``prompt_is_pooled``: False where pooling leaves the prompt's rows out
     (``EmbedRequest.skip_rows``). ``query_expansion``: what a late-interaction model does to queries.
-    ``ignored_tail_id``: a classifier that reads the last token reads the last that is not this one.
+    ``ignored_tail_id``: a classifier that reads the last token reads the last that is not this one. ``quantization``:
+    none or int8.
     """
 
     name: str
@@ -59,3 +60,4 @@ class ModelInfo:
     prompt_is_pooled: bool = True
     query_expansion: QueryExpansion | None = None
     ignored_tail_id: int | None = None
+    quantization: str = "none"

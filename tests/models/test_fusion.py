@@ -27,15 +27,17 @@ SMALL = {
     "sliding_window": 5,
 }
 WHOLE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3")
-# Their residuals are scaled, their norms stand elsewhere, their halves run side by side, their MLP is one matrix.
-NOT_WHOLE = ("granite", "olmo2", "cohere", "phi3")
+ACTIVATION_NAMES = ("gelu", "gelu_pytorch_tanh", "gelu_new", "silu", "relu", "gelu_10")
+# Their residuals are scaled, their norms stand elsewhere, their halves run side by side, their MLP is one matrix, their
+# queries grow with the distance from the start, other halves are rotated.
+NOT_WHOLE = ("granite", "olmo2", "cohere", "phi3", "ministral3", "helium")
 
 
-def decoder(model_type: str, dtype: torch.dtype = torch.float32) -> Any:
+def decoder(model_type: str, dtype: torch.dtype = torch.float32, **fields: Any) -> Any:
     torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        model_type, **SMALL, **({"residual_multiplier": 0.5} if model_type == "granite" else {})
-    )
+    if model_type == "granite":
+        fields["residual_multiplier"] = 0.5
+    config = AutoConfig.for_model(model_type, **SMALL, **fields)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -64,6 +66,27 @@ def test_fused_layers_answer_what_plain_ones_do(model_type: str) -> None:
     for layer in layers:
         torch.testing.assert_close(cache.keys[layer], wanted_cache.keys[layer], atol=2e-5, rtol=2e-5)
         torch.testing.assert_close(cache.values[layer], wanted_cache.values[layer], atol=2e-5, rtol=2e-5)
+
+
+def fused_layers_of(model: Any) -> int:
+    shapes = {i: traits.shape for i, traits in probe_body(model, "cpu", 0, is_lm=True).layers.items()}
+    use_own_linears(model, row_invariant=False)
+    fusion.fuse(model)
+    return fused_layers.fuse_layers(model, shapes, 0)
+
+
+@pytest.mark.parametrize("model_type", ["ministral3", "helium"])
+def test_attention_that_adds_little_shows_in_bfloat16_too(model_type: str) -> None:
+    assert fused_layers_of(decoder(model_type, torch.bfloat16)) == 0
+
+
+def test_one_layer_may_differ_from_the_others() -> None:
+    model = decoder("smollm3", torch.bfloat16, no_rope_layers=[0, 1])  # its first layer does not rotate
+    model.get_input_embeddings().weight.mul_(3000)  # nor does what it adds show in the rows
+    assert fused_layers_of(model) == 1
+    model = decoder("llama")
+    model.base_model.layers[0].input_layernorm.variance_epsilon = 0.3
+    assert fused_layers_of(model) == 1
 
 
 @pytest.mark.parametrize("row_invariant", [False, True])
@@ -114,33 +137,84 @@ def test_parts_of_a_bert() -> None:
     assert not torch.equal(fused, plain)  # outside of packed forwards transformers' own code runs
 
 
-def test_a_module_that_only_looks_like_a_norm_is_left_alone() -> None:
-    class Centred(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.eps = torch.nn.Parameter(torch.ones(8), requires_grad=False), 1e-6
+class Norm(torch.nn.Module):
+    """As many models have it, with a gate that most calls leave out."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.layer_norm(x, (8,), self.weight, None, self.eps)
+    def __init__(self, width: int = 640, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(width, dtype=dtype), requires_grad=False), 1e-6
 
-    class Gate(Centred):
-        def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-            return x * gate
+    def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        y = torch.nn.functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        return y if gate is None else y * gate
 
-    model = torch.nn.Sequential(Centred(), Gate())
+
+class Centred(Norm):
+    """In bfloat16 it differs from the other kind less than by a rounding, on wide rows whose mean is 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, self.weight.shape, self.weight, None, self.eps)
+
+
+class Constant(Norm):
+    """Another small constant than it says."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, 9 * self.eps)
+
+
+class Cut(Norm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.clamp(-50, 50))
+
+
+class Gate(Norm):
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return x * gate
+
+
+class Pair(Norm):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(x), x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_module_that_only_looks_like_a_norm_is_left_alone(dtype: torch.dtype) -> None:
+    model = torch.nn.Sequential(*(kind(dtype=dtype) for kind in (Centred, Constant, Cut, Gate, Pair)))
     assert fusion.fuse(model) == 0
     assert not kinds(model)
+
+
+def test_calls_of_another_kind_than_was_tried_run_as_before() -> None:
+    norm, x = Norm(), torch.randn(1, 3, 640)
+    assert fusion.fuse(norm) == 1
+    with attending(AttentionContext(fused_layers._batch())):
+        torch.testing.assert_close(norm(x), Norm.forward(norm, x))
+        for args, kwargs in (((x, x), {}), ((x,), {"gate": x}), ((), {"x": x}), ((x.bfloat16(),), {})):
+            assert torch.equal(norm(*args, **kwargs), Norm.forward(norm, *args, **kwargs))
 
 
 def test_an_activation_is_known_by_what_it_computes() -> None:
     from transformers.activations import ACT2FN
 
-    names = {name: fusion._name_of(ACT2FN[name]) for name in ("gelu", "gelu_pytorch_tanh", "gelu_new", "silu", "relu")}
+    names = {name: fusion._name_of(ACT2FN[name]) for name in ACTIVATION_NAMES}
     assert names == {
         "gelu": "gelu",
         "gelu_pytorch_tanh": "gelu_tanh",
         "gelu_new": "gelu_tanh",
         "silu": "silu",
         "relu": None,
+        "gelu_10": None,
     }
     assert fusion._name_of(None) is None
+
+
+def test_a_cache_of_heads_without_width_is_refused() -> None:
+    x, empty, none = torch.zeros(1, 8), torch.zeros(1, 4, 1, 0), [None]
+    numbers = torch.zeros(2, dtype=torch.int32)
+    batch = (torch.zeros(1, dtype=torch.int64), numbers, numbers[:1], numbers[None])
+    square = torch.zeros(8, 8)
+    attention = (x[0], square, None, square, None, square, *3 * none, square, None, None)
+    rest = (x[0], square, square, square, None, None, 1e-6, 0.0, 3, 1.0, -1, 0.0, False)
+    with pytest.raises(RuntimeError, match="k_cache: heads must be at least one wide"):
+        torch.ops.pyruntime.decoder_layer(x, x, x, empty, empty, *batch, *attention, *rest)

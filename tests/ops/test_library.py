@@ -27,7 +27,7 @@ parts = [
     ops.between.rms_norm(x, x[0], 1e-6),
     ops.between.layer_norm(x, x, x[0], x[1], 1e-6),
     ops.between.rotate_halves(q[:5], *[torch.randn(5, 40).bfloat16() for _ in range(2)]),
-    ops.linear.linear_rows_int8(x, *ops.linear.quantize_int8(w)),
+    ops.quantized.linear_int8(x, ops.quantized.pack_int8(w), 99),
     torch.ops.pyruntime.pool_sparse(x, torch.tensor([0, 5]).int(), w),
     ops.scores.logsumexp(x, w),
     ops.pooling.pool(x, *[torch.tensor(p).int() for p in ([0, 5], [2], [70])], torch.tensor([True])),
@@ -71,6 +71,7 @@ def samples() -> list[tuple[torch._ops.OpOverloadPacket, tuple]]:
     caches = torch.randn(3, 2, 2, 8), torch.randn(3, 2, 2, 8)
     tables = torch.tensor([[0, 1], [2, -1]]).int()
     one, names = torch.ones(2), torch.ops.pyruntime
+    packed = ops.quantized.pack_int8(torch.randn(9, 8))
     return [
         (names.packed_attention, (q, kv, kv, starts, True, 0.3, -1, -1, 0.0, None)),
         (names.paged_attention, (q, *caches, starts, torch.tensor([4, 1]).int(), tables, True, 0.3, -1, 0.0, None)),
@@ -87,7 +88,8 @@ def samples() -> list[tuple[torch._ops.OpOverloadPacket, tuple]]:
         ),
         (names.label_probabilities, (torch.randn(2, 8), torch.randn(9, 8), None, torch.tensor([1, 8, 3, 3]), starts)),
         (names.token_logprobs, (torch.randn(2, 8), torch.randn(9, 8), torch.randn(9), torch.tensor([1, 8]))),
-        (names.linear_rows_int8, (torch.randn(2, 8), torch.ones(9, 8, dtype=torch.int8), torch.rand(9))),
+        (names.linear_int8, (torch.randn(2, 8), packed, 9, torch.rand(9))),
+        (names.linear_int8_into, (torch.randn(2, 8), packed, None, torch.randn(2, 9))),
         (names.logsumexp, (torch.randn(2, 8), torch.randn(9, 8), torch.randn(9), 0.0, 1.0)),
         (names.linear_rows, (torch.randn(2, 8), torch.randn(9, 8), None)),
         (names.linear_panels, (torch.randn(2, 8), torch.randn(9, 8), torch.randn(9), None, 1)),

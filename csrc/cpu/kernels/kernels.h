@@ -101,10 +101,37 @@ struct SparseArgs {
   int64_t sequences;
 };
 
-// int8 weights: out[r, n] = scales[n] * sum_k x[r, k] * w[n, k] (+ bias[n]); strides as in LinearArgs.
-struct QuantizedArgs {
-  LinearArgs linear;  // w: int8
-  const float* scales;
+// Elements of a row, in depth, that share a scale as int8.
+constexpr int64_t kInt8Group = 128;
+
+// x[r, k] ≈ row_scales[r, g] * q[r, k] for k of group g.
+struct QuantizeArgs {
+  const void* x;
+  DType dtype;
+  int64_t rows, depth, x_row;
+  int8_t* q;          // [rows, q_row], q_row = groups * kInt8Group; zeros from depth on
+  float* row_scales;  // [rows, groups]
+  int32_t* offsets;   // [rows, groups]: -128 times the sum of the group's q
+  int64_t q_row, groups;
+};
+
+// out[r, n] = activation(sum_g row_scales[r, g] * scales[n] * sum_k q[r, k] * w[n, k] (+ bias[n])) of rows [row_begin,
+// row_end), times the same of `up` where there is one. Matrices lie in panels of sixteen columns, (words + 1) * 64
+// bytes each: for every four neighbours in depth a word, sixteen times the four's int8 + 128, then the sixteen float
+// scales.
+struct Int8Args {
+  const int8_t* q;
+  const float* row_scales;
+  const int32_t* offsets;
+  int64_t q_row, groups;
+  const uint8_t* w;
+  const uint8_t* up;  // null: nothing is gated
+  const float* bias;  // [columns] or null
+  void* out;
+  DType dtype;
+  Activation activation;
+  int64_t columns, words;
+  int64_t row_begin, row_end, out_row;
 };
 
 // out[r] = x[r] / rms(x[r]) * (weight + weight_offset) + residual[r], without weight x[r] + residual[r], or centred:
@@ -201,7 +228,8 @@ struct Kernels {
   void (*logsumexp)(const LogSumExpArgs& args, int64_t begin, int64_t end, float* maxima, float* sums);
   void (*labels)(const LabelArgs& args, int64_t row);
   void (*sparse)(const SparseArgs& args, int64_t begin, int64_t end);                // columns [begin, end)
-  void (*linear_int8)(const QuantizedArgs& args, int64_t begin, int64_t end);        // columns [begin, end)
+  void (*linear_int8)(const Int8Args& args, int64_t begin, int64_t end);             // panels [begin, end)
+  void (*quantize_rows)(const QuantizeArgs& args, int64_t begin, int64_t end);       // rows [begin, end)
   void (*normalize_rows)(const NormArgs& args, int64_t begin, int64_t end);          // rows [begin, end)
   void (*rotate)(const RotateArgs& args, int64_t begin, int64_t end);                // tokens [begin, end)
   void (*pool)(const PoolArgs& args, int64_t sequence, int64_t begin, int64_t end);  // columns [begin, end), plain

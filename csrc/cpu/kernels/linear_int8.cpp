@@ -1,12 +1,142 @@
-// The linear for few rows over int8 weights, one scale a column: weights become float32 in registers (exactly),
-// products and sums are float32, each weight is read once.
-#include "vec.h"
+// The linear over int8 weights and rows, for few rows and for many. A weight matrix lies in panels of sixteen columns
+// as kernels.h says, so that a vector holds four neighbours in depth of every column: a row's four meet it in every
+// lane. Sums of a group are whole numbers and exact, and what is added up of them in float32 goes in the order of
+// depth: a row's result does not depend on the rows beside it, nor on the instruction set but for the rounding of the
+// last steps.
+#include "activation.h"
 
 namespace pyruntime::PYRUNTIME_ISA {
 namespace {
 
+constexpr int64_t kWords = kInt8Group / 4;  // of a group
+
+#if defined(__AVX512F__)
+constexpr int kMostPanels = 3, kMostSums = 12;
+#else
+constexpr int kMostPanels = 1, kMostSums = 2;
+#endif
+
+// Sixteen running sums of one group.
+#if defined(__AVX512VNNI__)
+using Sums = IntVec;
+using Sum = int32_t;
+PYRUNTIME_INLINE void add(Sums& sums, WordVec w, uint32_t x) {
+  sums = reinterpret_cast<Sums>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(w),
+                                                    _mm512_set1_epi32(static_cast<int32_t>(x))));
+}
+#else
+// In float32, where whole numbers up to 2^24 are exact; a group's stay below 2^23.
+using Sums = Vec;
+using Sum = float;
+PYRUNTIME_INLINE void add(Sums& sums, WordVec w, uint32_t x) {
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const IntVec bytes = reinterpret_cast<IntVec>((w >> (8 * j)) & 0xffu);
+    sums += __builtin_convertvector(bytes, Vec) * static_cast<float>(static_cast<int8_t>(x >> (8 * j)));
+  }
+}
+#endif
+PYRUNTIME_INLINE Vec to_floats(IntVec sums) { return __builtin_convertvector(sums, Vec); }
+PYRUNTIME_INLINE Vec to_floats(Vec sums) { return sums; }
+
+int64_t panel_bytes(const Int8Args& a) { return (a.words + 1) * 64; }
+
+// The products of R rows from `row` on and the panels `w`, without the scales of columns, to out[r * P + p]. `ahead`:
+// how far behind each word something is to be read into the cache that will be wanted next.
+template <int R, int P>
+__attribute__((noinline)) void multiply(const Int8Args& a, int64_t row, const uint8_t* const* w, int64_t ahead,
+                                        Vec* out) {
+  Vec totals[R * P] = {};
+  for (int64_t group = 0; group < a.groups; ++group) {
+    const int64_t first = group * kWords, end = first + kWords < a.words ? first + kWords : a.words;
+    Sums sums[R * P];
+#pragma GCC unroll 12
+    for (int i = 0; i < R * P; ++i) sums[i] = Sums{} + static_cast<Sum>(a.offsets[(row + i / P) * a.groups + group]);
+    const int8_t* x = a.q + row * a.q_row;
+    for (int64_t word = first; word < end; ++word) {
+      WordVec columns[P];
+#pragma GCC unroll 3
+      for (int p = 0; p < P; ++p) {
+        columns[p] = load_as<WordVec>(w[p] + word * 64);
+        if (ahead != 0) __builtin_prefetch(w[p] + word * 64 + ahead, 0, 2);
+      }
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        uint32_t bits;
+        memcpy(&bits, x + r * a.q_row + word * 4, 4);
+#pragma GCC unroll 3
+        for (int p = 0; p < P; ++p) add(sums[r * P + p], columns[p], bits);
+      }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const float scale = a.row_scales[(row + r) * a.groups + group];
+#pragma GCC unroll 3
+      for (int p = 0; p < P; ++p) totals[r * P + p] = to_floats(sums[r * P + p]) * scale + totals[r * P + p];
+    }
+  }
+  memcpy(out, totals, sizeof(totals));
+}
+
+// As many rows as a tile of P panels takes; returns how many.
+template <int P>
+int64_t multiply_some(const Int8Args& a, int64_t row, const uint8_t* const* w, int64_t ahead, Vec* out) {
+  constexpr int kMost = kMostSums / P > 1 ? kMostSums / P : 1;
+  const int64_t left = a.row_end - row;
+  if (left >= kMost) return multiply<kMost, P>(a, row, w, ahead, out), kMost;
+  if constexpr (kMost > 4) {
+    if (left >= 4) return multiply<4, P>(a, row, w, ahead, out), 4;
+  }
+  if constexpr (kMost > 2) {
+    if (left >= 2) return multiply<2, P>(a, row, w, ahead, out), 2;
+  }
+  return multiply<1, P>(a, row, w, ahead, out), 1;
+}
+
+// What panels [panel, panel + P) of every row come to.
+template <class T, int P, bool Gated, Activation A>
+void run_panels(const Int8Args& a, int64_t panel, int64_t end) {
+  using Element = typename T::Element;
+  constexpr int kOut = Gated ? 1 : P;
+  const int64_t bytes = panel_bytes(a);
+  const uint8_t* w[P];
+  for (int p = 0; p < kOut; ++p) w[p] = a.w + (panel + p) * bytes;
+  if constexpr (Gated) w[1] = a.up + panel * bytes;
+  Vec products[kMostSums > 2 ? kMostSums : 4];
+  int64_t ahead = panel + kOut < end ? kOut * bytes : 0;
+  for (int64_t row = a.row_begin; row < a.row_end;) {
+    const int64_t count = multiply_some<P>(a, row, w, ahead, products);
+    ahead = 0;  // once is enough
+    for (int p = 0; p < kOut; ++p) {
+      const int64_t column = (panel + p) * 16, wide = a.columns - column < 16 ? a.columns - column : 16;
+      const Vec scales = load_as<Vec>(w[p] + a.words * 64);
+      const Vec bias = a.bias == nullptr ? Vec{} : load_first<Vec>(a.bias + column, wide, sizeof(float));
+      for (int64_t r = 0; r < count; ++r) {
+        Vec y = activate<A>(products[r * P + p] * scales + bias);
+        if constexpr (Gated) y *= products[r * P + 1] * load_as<Vec>(w[1] + a.words * 64);
+        store_narrow<T>(static_cast<Element*>(a.out) + (row + r) * a.out_row + column, y, wide);
+      }
+    }
+    row += count;
+  }
+}
+
+template <class T, Activation A>
+void run(const Int8Args& a, int64_t panel, int64_t end) {
+  if (a.up != nullptr) {
+    for (; panel < end; ++panel) run_panels<T, 2, true, A>(a, panel, end);
+    return;
+  }
+  for (; panel + kMostPanels <= end; panel += kMostPanels) run_panels<T, kMostPanels, false, A>(a, panel, end);
+  for (; panel < end; ++panel) run_panels<T, 1, false, A>(a, panel, end);
+}
+
+template <class T>
+void run_as(const Int8Args& a, int64_t begin, int64_t end) {
+  with_activation(a.activation, [&](auto activation) { run<T, decltype(activation)::value>(a, begin, end); });
+}
+
 typedef int8_t Bytes __attribute__((vector_size(16)));
-typedef int16_t ShortVec __attribute__((vector_size(32)));
 
 template <class T>
 PYRUNTIME_INLINE Vec load_x(const typename T::Element* p, int64_t count) {
@@ -15,106 +145,73 @@ PYRUNTIME_INLINE Vec load_x(const typename T::Element* p, int64_t count) {
   return widen(load_first<Part>(p, count, sizeof(typename T::Element)), T{});
 }
 
-PYRUNTIME_INLINE Vec load_w(const int8_t* p, int64_t count) {
-  const Bytes bytes = count >= kLanes ? load_as<Bytes>(p) : load_first<Bytes>(p, count, 1);
-#if defined(__AVX512F__)
-  const __m512i words = _mm512_maskz_cvtepi8_epi32(static_cast<__mmask16>(-1), reinterpret_cast<__m128i>(bytes));
-  return __builtin_convertvector(reinterpret_cast<IntVec>(words), Vec);
-#else
-  // In two steps: the compiler takes the direct conversion apart into single bytes.
-  const ShortVec shorts = __builtin_convertvector(bytes, ShortVec);
-  return __builtin_convertvector(__builtin_convertvector(shorts, IntVec), Vec);
-#endif
-}
+PYRUNTIME_INLINE Vec magnitude(Vec x) { return reinterpret_cast<Vec>(reinterpret_cast<WordVec>(x) & 0x7fffffffu); }
 
-template <class T, int R>
-PYRUNTIME_INLINE void add_products(const typename T::Element* const* x, const int8_t* const* w, int64_t d,
-                                   int64_t count, Vec (&sums)[16]) {
-  constexpr int C = 16 / R;
-  Vec rows[R];
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) rows[r] = load_x<T>(x[r] + d, count);
-#pragma GCC unroll 16
-  for (int c = 0; c < C; ++c) {
-    const Vec weights = load_w(w[c] + d, count);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) sums[r * C + c] = rows[r] * weights + sums[r * C + c];
-  }
-}
-
-// One row against sixteen columns in turn: memory is read in one run.
+// `count` <= kInt8Group elements of x as int8 of one scale, zeros after them. A group with NaN or infinity has the
+// scale NaN, and with it the whole row.
 template <class T>
-PYRUNTIME_INLINE void stream_products(const typename T::Element* x, const int8_t* const* w, int64_t depth,
-                                      Vec (&sums)[16]) {
-#pragma GCC unroll 1
-  for (int c = 0; c < 16; ++c) {
-    Vec sum{};
-    int64_t d = 0;
-    for (; d + kLanes <= depth; d += kLanes) {
-      if (d % 64 == 0) __builtin_prefetch(w[c] + d + 4096);
-      sum = load_x<T>(x + d, kLanes) * load_w(w[c] + d, kLanes) + sum;
-    }
-    if (d < depth) sum = load_x<T>(x + d, depth - d) * load_w(w[c] + d, depth - d) + sum;
-    sums[c] = sum;
+PYRUNTIME_INLINE void quantize_group(const typename T::Element* x, int64_t count, int8_t* q, float& scale,
+                                     int32_t& offset) {
+  constexpr int kVectors = kInt8Group / kLanes;
+  Vec values[kVectors], largest{};
+  for (int i = 0; i < kVectors; ++i) {
+    const int64_t left = count - i * kLanes;
+    values[i] = left > 0 ? load_x<T>(x + i * kLanes, left) : Vec{};
+    largest = maximum_or_nan(magnitude(values[i]), largest);
   }
-}
-
-// R rows against 16 / R columns from `column` on; results past `columns` are dropped.
-template <class T, int R>
-PYRUNTIME_INLINE void block(const QuantizedArgs& a, int64_t row, int64_t column, int64_t columns,
-                            const int8_t* const* w) {
-  using Element = typename T::Element;
-  constexpr int64_t C = 16 / R;
-  const LinearArgs& l = a.linear;
-  const Element* x[R];
-  for (int r = 0; r < R; ++r) x[r] = static_cast<const Element*>(l.x) + (row + r) * l.x_row;
-  Vec sums[16] = {};
-  if constexpr (R == 1) {
-    stream_products<T>(x[0], w, l.depth, sums);
-  } else {
-    int64_t d = 0;
-    for (; d + kLanes <= l.depth; d += kLanes) add_products<T, R>(x, w, d, kLanes, sums);
-    if (d < l.depth) add_products<T, R>(x, w, d, l.depth - d, sums);
+  const Vec spread = largest - largest;  // NaN for what is not finite
+  const float top = maximum_of(largest);
+  // Below, 127 / top would overflow: such a group counts as zeros.
+  const bool is_used = top > 1e-30f && sum_of(spread) == 0.0f;
+  const float inverse = is_used ? 127.0f / top : 0.0f;
+  scale = is_used ? top / 127.0f : sum_of(spread);
+  IntVec total{};
+  for (int i = 0; i < kVectors; ++i) {
+    // 1.5 * 2^23: adding it rounds to a whole number, which then stands in the lowest bits.
+    const Vec product = is_used ? values[i] * inverse : Vec{};
+    const IntVec whole = reinterpret_cast<IntVec>(product + 12582912.0f) - 0x4b400000;
+    total += whole;
+    const Bytes bytes = __builtin_convertvector(whole, Bytes);
+    memcpy(q + i * kLanes, &bytes, sizeof(bytes));
   }
-  const Vec products = sum_lanes(sums);
-  const int64_t count = columns < C ? columns : C;
-  for (int r = 0; r < R; ++r) {
-    const float* own = reinterpret_cast<const float*>(&products) + r * C;
-    const Vec scales = load_first<Vec>(a.scales + column, count, sizeof(float));
-    Vec bias{};
-    if (l.bias != nullptr) bias = load_first<Vec>(l.bias + column, count, sizeof(float));
-    const Vec y = load_first<Vec>(own, C, sizeof(float)) * scales + bias;
-    store_narrow<T>(static_cast<Element*>(l.out) + (row + r) * l.out_row + column, y, count);
-  }
+  int32_t sum = 0;
+  for (int64_t i = 0; i < kLanes; ++i) sum += total[i];
+  offset = -128 * sum;
 }
 
 template <class T>
-void run(const QuantizedArgs& a, int64_t begin, int64_t end) {
-  const LinearArgs& l = a.linear;
-  for (int64_t column = begin; column < end; column += 16) {
-    const int8_t* w[16];
-    // Past the end the last column is taken again and its result dropped.
-    for (int64_t c = 0; c < 16; ++c) {
-      w[c] = static_cast<const int8_t*>(l.w) + (column + c < end ? column + c : end - 1) * l.w_row;
+void quantize_as(const QuantizeArgs& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const auto* x = static_cast<const typename T::Element*>(a.x) + row * a.x_row;
+    for (int64_t group = 0; group < a.groups; ++group) {
+      const int64_t first = group * kInt8Group, left = a.depth - first, at = row * a.groups + group;
+      const int64_t count = left < kInt8Group ? left : kInt8Group;
+      quantize_group<T>(x + first, count, a.q + row * a.q_row + first, a.row_scales[at], a.offsets[at]);
     }
-    int64_t row = 0;
-    for (; row + 4 <= l.rows; row += 4) {
-      for (int64_t c = column; c < end && c < column + 16; c += 4) block<T, 4>(a, row, c, end - c, w + (c - column));
-    }
-    for (; row < l.rows; ++row) block<T, 1>(a, row, column, end - column, w);
   }
 }
 
 }  // namespace
 
-void linear_int8(const QuantizedArgs& a, int64_t begin, int64_t end) {
-  switch (a.linear.dtype) {
+void linear_int8(const Int8Args& a, int64_t begin, int64_t end) {
+  switch (a.dtype) {
     case DType::kFloat32:
-      return run<Float32>(a, begin, end);
+      return run_as<Float32>(a, begin, end);
     case DType::kBFloat16:
-      return run<BFloat16>(a, begin, end);
+      return run_as<BFloat16>(a, begin, end);
     case DType::kFloat16:
-      return run<Float16>(a, begin, end);
+      return run_as<Float16>(a, begin, end);
+  }
+}
+
+void quantize_rows(const QuantizeArgs& a, int64_t begin, int64_t end) {
+  switch (a.dtype) {
+    case DType::kFloat32:
+      return quantize_as<Float32>(a, begin, end);
+    case DType::kBFloat16:
+      return quantize_as<BFloat16>(a, begin, end);
+    case DType::kFloat16:
+      return quantize_as<Float16>(a, begin, end);
   }
 }
 

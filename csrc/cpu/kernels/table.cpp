@@ -19,7 +19,8 @@ void panels(const PanelArgs& args, int64_t begin, int64_t end, uint32_t* panel);
 void logsumexp(const LogSumExpArgs& args, int64_t begin, int64_t end, float* maxima, float* sums);
 void labels(const LabelArgs& args, int64_t row);
 void sparse(const SparseArgs& args, int64_t begin, int64_t end);
-void linear_int8(const QuantizedArgs& args, int64_t begin, int64_t end);
+void linear_int8(const Int8Args& args, int64_t begin, int64_t end);
+void quantize_rows(const QuantizeArgs& args, int64_t begin, int64_t end);
 void normalize_rows(const NormArgs& args, int64_t begin, int64_t end);
 void rotate(const RotateArgs& args, int64_t begin, int64_t end);
 void pool(const PoolArgs& args, int64_t sequence, int64_t begin, int64_t end);
@@ -47,6 +48,7 @@ const Kernels table = {.name = NAME(PYRUNTIME_ISA),
                        .labels = labels,
                        .sparse = sparse,
                        .linear_int8 = linear_int8,
+                       .quantize_rows = quantize_rows,
                        .normalize_rows = normalize_rows,
                        .rotate = rotate,
                        .pool = pool,
