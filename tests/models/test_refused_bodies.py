@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from pyruntime.errors import ModelLoadError
-from pyruntime.model import attention
+from pyruntime.model import attention, fused_layers, loader
 from pyruntime.self_check import self_check
 from tests.models.architectures import COMMON, DECODERS, ENCODERS, GROUPED, LOCAL, SHORT, T5, load, parts, save
 
@@ -82,8 +82,28 @@ def test_a_wrong_packed_forward_is_caught(tmp_path, monkeypatch):
         return right(*args, window_left=window_left - 1, **options)
 
     monkeypatch.setattr(attention.attention_ops, "paged_attention", narrower)
+    monkeypatch.setattr(loader, "fuse_layers", lambda *_: 0)
     with pytest.raises(ModelLoadError, match="differs from eager"):
         self_check(*parts(load(tmp_path)))
+
+
+def test_a_wrong_fused_layer_is_caught(tmp_path, monkeypatch):
+    """By the self-check too, should a layer go wrong that was right when it was tried."""
+    save(tmp_path, "mistral", DECODERS["mistral"], AutoModelForCausalLM)
+    loaded, right = load(tmp_path), fused_layers._Fused.__call__
+
+    def narrower(layer, *args):
+        numbers = layer._numbers
+        place = numbers.index(DECODERS["mistral"]["sliding_window"] - 1)
+        layer._numbers = (*numbers[:place], numbers[place] - 1, *numbers[place + 1 :])
+        try:
+            return right(layer, *args)
+        finally:
+            layer._numbers = numbers
+
+    monkeypatch.setattr(fused_layers._Fused, "__call__", narrower)
+    with pytest.raises(ModelLoadError, match="differs from eager"):
+        self_check(*parts(loaded))
 
 
 def test_a_packed_forward_that_leaks_between_texts_is_not_taken(tmp_path, monkeypatch):
