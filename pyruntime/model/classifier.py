@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 
 from pyruntime.errors import ModelLoadError
 from pyruntime.model.classifier_settings import ACTIVATIONS, activation_name, label_names
-from pyruntime.model.linear import linear
+from pyruntime.model.linear import OwnLinear, linear
 from pyruntime.model.row_invariant import RowInvariant
 from pyruntime.model.weights import CLASSIFIER_SUFFIXES, TOKEN_CLASSIFIER_SUFFIX
 
@@ -105,6 +105,9 @@ class ClassifierHead:
         shell._modules[name] = _Rows(copy.deepcopy(getattr(body, "pooler", None)), _pooler_activation(body))
         shell.config = _without_padding(model.config)
         self._model = shell.float()
+        for module in self._model.modules():
+            if isinstance(module, OwnLinear):
+                module.row_invariant = True
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [N, H], N ≥ 1, any float dtype → float32 logits [N, labels]; a row's do not depend on the others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import grpc
@@ -101,13 +101,20 @@ async def test_what_is_loaded_answers_and_tells_its_memory(operator: Operator, f
     assert load.steps >= 5
 
 
+def llamas(but: Collection[int] = ()) -> list[LlamaForCausalLM]:
+    """Those of the process; ``but`` the ids of those that other tests have left."""
+    return [each for each in gc.get_objects() if type(each) is LlamaForCausalLM and id(each) not in but]
+
+
 async def test_unloading_gives_the_memory_back(operator: Operator, folders: dict[str, Path], others: set[KVCache]):
+    gc.collect()
+    left = {id(each) for each in llamas()}
     await operator.load("chat", str(folders["llama"]))
     served = operator.stack.registry.resolve("chat", None)
     engine = weakref.ref(served.engine)
     del served
     caches = [weakref.ref(cache) for cache in KVCache._alive if cache not in others]
-    models = [weakref.ref(each) for each in gc.get_objects() if type(each) is LlamaForCausalLM]
+    models = [weakref.ref(each) for each in llamas(left)]
     assert len(caches) == len(models) == 1
     await operator.stack.generate.Generate(generate(3))
     before = resident_bytes()
@@ -137,12 +144,14 @@ async def test_a_stream_that_outlasts_the_grace_is_told_to_go_elsewhere(
 async def test_a_model_that_does_not_fit_is_refused_and_leaves_nothing(
     operator: Operator, folders: dict[str, Path], others: set[KVCache]
 ):
+    gc.collect()
+    left = {id(each) for each in llamas()}
     failure = await failure_of(operator.load("chat", str(folders["llama"]), kv_cache_bytes="16TiB"))
     assert failure.code is grpc.StatusCode.FAILED_PRECONDITION
     assert "kv_cache_bytes: 17592186044416 bytes are not there" in failure.message
     failure = await failure_of(operator.load("chat", str(folders["llama"]) + "x"))
     assert "neither a model folder nor a .gguf file" in failure.message
-    assert not [each for each in gc.get_objects() if type(each) is LlamaForCausalLM]
+    assert not llamas(left)
     assert set(KVCache._alive) == others
 
 
