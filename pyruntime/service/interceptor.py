@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
@@ -78,6 +80,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self._evicted: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._last_call_s = -math.inf
         self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
 
     @property
@@ -99,6 +102,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         except TimeoutError:
             return False
         return True
+
+    async def wait_quiet(self, quiet_s: float, timeout_s: float) -> None:
+        """Wait until no call has come for ``quiet_s``, but not longer than ``timeout_s``."""
+        end_s = time.monotonic() + timeout_s
+        left_s = timeout_s
+        while left_s > 0:
+            left_s = min(self._last_call_s + quiet_s, end_s) - time.monotonic()
+            await asyncio.sleep(max(0.0, left_s))
 
     async def intercept_service(
         self,
@@ -204,6 +215,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def _enter(self, task: asyncio.Task[Any]) -> None:
         self._running.add(task)
+        self._last_call_s = time.monotonic()
         self._idle.clear()
 
     def _leave(self, task: asyncio.Task[Any]) -> None:

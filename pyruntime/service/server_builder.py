@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 
 # After its grace a drain ends the calls that still run; they get this long to notice.
 CANCEL_S = 1.0
+# Closing resets calls that are on their way. So a server that drains goes on turning calls away until none has come for
+# QUIET_S, LINGER_S at most: by then a balancer that asks for its health every 2 s has left it out.
+QUIET_S, LINGER_S = 0.5, 5.0
 MODEL_FILES = (generate_pb2, embed_pb2, score_pb2, model_pb2)
 
 
@@ -140,8 +143,8 @@ class RuntimeServer:
         """Health goes first, then new requests are turned away while running ones get ``grace_s`` to end; then close.
 
         Those that are queued, so that nothing of them has been computed, are turned away like new ones. Until the
-        running ones have ended the port stays open, so that clients are told UNAVAILABLE with RetryInfo instead of
-        losing their connection. So are those whose calls outlast the grace.
+        running ones have ended and no more come the port stays open, so that clients are told UNAVAILABLE with
+        RetryInfo instead of losing their connection. So are those whose calls outlast the grace.
         """
         self._health.shut_down()
         self._registry.drain()
@@ -153,6 +156,7 @@ class RuntimeServer:
             log.warning("%d calls still ran after %g s and are ended", self._interceptor.num_running, grace_s)
             self._interceptor.evict()
             await self._interceptor.wait_idle(CANCEL_S)
+        await self._interceptor.wait_quiet(QUIET_S, min(grace_s, LINGER_S))
         await self._server.stop(CANCEL_S)
         self._room.workers.close()
         self._room.constraints.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -82,9 +81,15 @@ class Stubs:
         self.models = model_pb2_grpc.ModelServiceStub(self.channel)
 
     async def held(self, count: int) -> tuple[list[AsyncIterator[Chunk]], list[Chunk]]:
-        """Streams that are stopped halfway, each with its first chunk."""
-        streams = [aiter(self.generate.GenerateStream(held_request())) for _ in range(count)]
-        return streams, [await anext(stream) for stream in streams]
+        """Streams that are stopped halfway, each with its first chunk.
+
+        Each has begun before the next is sent: a proxy counts a call for a replica only once it is connected to it.
+        """
+        streams, first = [], []
+        for _ in range(count):
+            streams.append(aiter(self.generate.GenerateStream(held_request())))
+            first.append(await anext(streams[-1]))
+        return streams, first
 
 
 def held_request() -> generate_pb2.GenerateRequest:
@@ -146,9 +151,3 @@ async def running(*command: str, log: Path) -> AsyncIterator[None]:
             except TimeoutError:
                 process.kill()
                 await process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -12,8 +12,9 @@ import yaml
 
 from pyruntime.config import Settings
 from pyruntime.v1 import embed_pb2
-from tests.deploy.replicas import ROOT, Stubs, connected, free_port, running, two_replicas
+from tests.deploy.replicas import ROOT, Stubs, connected, running, two_replicas
 from tests.deploy.test_envoy import patched
+from tests.ports import free_port
 from tests.tools import need
 from tools import descriptor_set
 

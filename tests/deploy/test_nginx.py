@@ -17,12 +17,12 @@ from tests.deploy.replicas import (
     Replica,
     Stubs,
     connected,
-    free_port,
     held_request,
     running,
     text_of,
     two_replicas,
 )
+from tests.ports import free_port
 from tests.service.conftest import failure_of
 from tests.tools import need
 

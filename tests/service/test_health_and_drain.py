@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2
 
 from pyruntime.registry import ModelRegistry
 from pyruntime.service.server_builder import build_server
-from pyruntime.v1 import generate_pb2, model_pb2
+from pyruntime.v1 import embed_pb2, generate_pb2, model_pb2
 from tests.fake_compute import until
 from tests.fakes import play
 from tests.service.bad_requests import score
@@ -158,3 +158,24 @@ async def test_a_watcher_that_does_not_read_holds_nobody_up(stack: Stack):
     await asyncio.wait_for(stack.server.drain(0.1), 10)
     assert await news == NOT_SERVING
     silent.socket.close()
+
+
+async def test_calls_that_arrive_as_the_port_closes_are_told_to_come_back(stack: Stack):
+    """Each caller calls until it is refused once: while calls come the port stays open, so that none is reset."""
+
+    answered = [asyncio.Event() for _ in range(20)]
+
+    async def until_refused(one: asyncio.Event) -> grpc.aio.AioRpcError:
+        try:
+            while True:
+                await stack.embed.Embed(embed_pb2.EmbedRequest(model="decoder", inputs=[{"text": "a"}]))
+                one.set()
+        except grpc.aio.AioRpcError as error:
+            return error
+
+    callers = [asyncio.create_task(until_refused(one)) for one in answered]
+    await asyncio.wait_for(asyncio.gather(*(one.wait() for one in answered)), 20)
+    await asyncio.wait_for(asyncio.gather(stack.server.drain(20), *callers), 20)
+    errors = [caller.result() for caller in callers]
+    assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}
+    assert all("grpc-retry-pushback-ms" in dict(error.trailing_metadata() or ()) for error in errors), errors

@@ -24,15 +24,10 @@ from pyruntime.registry import ServedModel
 from pyruntime.types import Capability
 from pyruntime.v1 import admin_pb2, admin_pb2_grpc, model_pb2, model_pb2_grpc
 from tests.fakes import fake_model
+from tests.ports import free_port
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.types import Capability
 from tests.fake_compute import FakeModel
 from tests.fakes import byte_tokenizer, fake_model
+from tests.ports import free_port
 from tests.telemetry.help import Page
 
 
@@ -47,12 +48,6 @@ async def wait_for(page: Page, path: str, status: int) -> bytes:
             return body
         await asyncio.sleep(0.01)
     raise AssertionError(f"{path} stays {got}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 async def test_the_page_is_there_from_the_start_to_the_end(load, capsys):
