@@ -21,7 +21,7 @@ STAMPS := $(VENV)/.stamps
 # cmake and ninja come from .venv: a build must not depend on what else the machine has.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: serve install test test-all bench lint proto descriptor-set programs clean help
+.PHONY: serve install test test-all bench bench-load lint proto descriptor-set programs clean help
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -40,6 +40,9 @@ test-all: install $(STAMPS)/dev $(STAMPS)/demo  ## every test
 
 bench: install $(STAMPS)/bench $(STAMPS)/demo  ## load against a server it starts; results in benchmarks/results/
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+bench-load: install $(STAMPS)/bench $(STAMPS)/demo  ## latency and goodput at rates up to more than the server can do
+	$(BIN)/python benchmarks/open_loop.py $(BENCH_ARGS)
 
 lint: install $(STAMPS)/dev  ## ruff, mypy, clang-format, proto lint
 	$(BIN)/ruff check .
