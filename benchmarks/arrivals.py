@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 PERCENTS = (50, 95, 99)
+OVERLOAD = 1.5
 
 
 def poisson(rate: float, seconds: float, source: random.Random) -> list[float]:
@@ -37,7 +38,8 @@ class Sweep:
     """Which rate to try next, until the highest that the server sustains is known to within ``resolution``.
 
     From ``start`` the rate doubles until one is not sustained (or halves until one is), then the gap between the two
-    is divided at its geometric mean. What is sustained above a rate that was not is taken for luck.
+    is divided at its geometric mean. Last comes ``OVERLOAD`` times what is too much, where nothing as high was tried:
+    what a server still does then. What is sustained above a rate that was not is taken for luck.
     """
 
     def __init__(self, start: float, resolution: float = 1.2) -> None:
@@ -64,7 +66,9 @@ class Sweep:
             return self._start if high is None else high / 2
         if high is None:
             return low * 2
-        return math.sqrt(low * high) if high / low > self._resolution else None
+        if high / low > self._resolution:
+            return math.sqrt(low * high)
+        return high * OVERLOAD if max(self._sustained) < high * OVERLOAD else None
 
 
 class Seen:

@@ -62,7 +62,7 @@ def main() -> None:
             running_server(options.dtype, log, *served, *options.server_options) as address,
             asyncio.Runner(loop_factory=event_loop) as runner,
         ):
-            tasks = runner.run(Run(limits, models, options).all(address))
+            tasks = runner.run(_measure(address, limits, models, options))
     dtype = options.dtype + ("-int8" if options.quantization == "int8" else "")
     result = {"dtype": dtype, "seconds": options.seconds, "limits": asdict(limits), "tasks": tasks}
     base = options.output / f"open-loop-{dtype}"
@@ -98,75 +98,80 @@ def _limits(path: Path) -> Limits:
     return Limits(**json.loads(path.read_text()))
 
 
-class Run:
-    """One run of all sweeps against one server."""
+async def _measure(
+    address: str, limits: Limits, models: dict[str, Model], options: argparse.Namespace
+) -> dict[str, Any]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        return await Run(Client(channel), server_pid(), limits, models, options).all()
 
-    def __init__(self, limits: Limits, models: dict[str, Model], options: argparse.Namespace) -> None:
-        self._limits, self._models, self._options = limits, models, options
+
+class Run:
+    """One run of all sweeps against one server, the process ``pid``, which ``client`` asks."""
+
+    def __init__(
+        self, client: Client, pid: int, limits: Limits, models: dict[str, Model], options: argparse.Namespace
+    ) -> None:
+        self._client, self._pid, self._limits, self._models, self._options = client, pid, limits, models, options
         self._kind = "int8" if options.quantization == "int8" else options.dtype
         self._source = random.Random(options.seed)
-        self._pid = server_pid()
 
-    async def all(self, address: str) -> dict[str, Any]:
+    async def all(self) -> dict[str, Any]:
         """Task, or mix, → its points and the rates between which it saturates."""
         found: dict[str, Any] = {}
         end = time.monotonic() + self._options.minutes * 60
-        async with grpc.aio.insecure_channel(address) as channel:
-            client = Client(channel)
-            for number, name in enumerate(self._options.tasks):
-                left = len(self._options.tasks) - number
-                until = time.monotonic() + (end - time.monotonic()) / left
-                found[name] = await self._sweep(client, name, found, until)
+        for number, name in enumerate(self._options.tasks):
+            left = len(self._options.tasks) - number
+            until = time.monotonic() + (end - time.monotonic()) / left
+            found[name] = await self._sweep(name, found, until)
         return found
 
-    async def _sweep(self, client: Client, name: str, found: dict[str, Any], until: float) -> dict[str, Any]:
-        shares, start = await self._shares(client, name, found)
+    async def _sweep(self, name: str, found: dict[str, Any], until: float) -> dict[str, Any]:
+        shares, start = await self._shares(name, found)
         sweep, points = Sweep(start), list[Point]()
         while (rate := sweep.next_rate()) is not None:
-            points.append(point := await self._point(client, {task: rate * share for task, share in shares.items()}))
+            points.append(point := await self._point({task: rate * share for task, share in shares.items()}))
             sweep.note(rate, point["sustained"])
             _say(f"{name}: {report.line(point)}")
-            took = points[-1]["took_s"]
-            if time.monotonic() + took > until:
+            if time.monotonic() + float(point["took_s"]) > until:
                 break
         points.sort(key=lambda point: float(point["rate"]))
         return {"points": points, "sustained": sweep.saturation, "too_much": sweep.too_much}
 
-    async def _shares(self, client: Client, name: str, found: dict[str, Any]) -> tuple[dict[str, float], float]:
+    async def _shares(self, name: str, found: dict[str, Any]) -> tuple[dict[str, float], float]:
         """The part of the requests that each task has, and the rate to begin with.
 
         A task alone begins at half of what one call after the other would be; the mix at a quarter of what should fill
         the server: each task in proportion to what it sustains alone.
         """
         if name != MIX:
-            return {name: 1.0}, 0.5 / await self._seconds_of_one(client, name)
+            return {name: 1.0}, 0.5 / await self._seconds_of_one(name)
         alone = {}
         for task in TASKS:
             known = found.get(task, {}).get("sustained")
-            alone[task] = known or 1 / await self._seconds_of_one(client, task)
+            alone[task] = known or 1 / await self._seconds_of_one(task)
         total = sum(alone.values())
         return {task: rate / total for task, rate in alone.items()}, total / len(alone) / 4
 
-    async def _seconds_of_one(self, client: Client, task: str, calls: int = 8) -> float:
+    async def _seconds_of_one(self, task: str, calls: int = 8) -> float:
         """Mean of some calls, one after the other, behind one that does not count."""
         source, seconds = random.Random(self._options.seed), 0.0
         for number in range(calls + 1):
             request, size = TASKS[task].build(source)
             call = Seen(task, 0.0, request.SerializeToString(), size)
-            await client.drive([call], PATIENCE_S)
+            await self._client.drive([call], PATIENCE_S)
             if call.code != "OK":
                 raise RuntimeError(f"{task}: an idle server answered {call.code}")
             seconds += call.whole_s if number else 0.0
         return seconds / calls
 
-    async def _point(self, client: Client, rates: dict[str, float]) -> Point:
+    async def _point(self, rates: dict[str, float]) -> Point:
         """All figures at these rates. Streams get twice the time, since they take longer to reach their stride."""
         usual = self._options.seconds * (2 if any(TASKS[task].streams for task in rates) else 1)
         seconds = min(max(usual, CALLS / sum(rates.values())), STRETCH * usual)
         calls = planned(rates, seconds, self._source)
         began, client_s = time.monotonic(), time.process_time()
         with Meter(self._pid) as meter:
-            await client.drive(calls)
+            await self._client.drive(calls)
         took = time.monotonic() - began
         window = (WARM * seconds, seconds)
         by_task = {task: figures(calls, task, window, TASKS[task].objective_s, PAUSE_S) for task in rates}

@@ -108,7 +108,7 @@ TASKS = {
         lambda answer: sum(len(result.scores) == len(LABELS) for result in answer.results),
     ),
     "generate": Task(
-        "GenerateService/GenerateStream", DECODER, "token", 1.0, 16.0, _generate, generate_pb2.GenerateChunk,
+        "GenerateService/GenerateStream", DECODER, "token", 1.0, 12.0, _generate, generate_pb2.GenerateChunk,
         lambda chunk: len(chunk.token_ids), streams=True,
     ),
 }  # fmt: skip

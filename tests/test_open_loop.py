@@ -1,25 +1,21 @@
-"""The open loop's arithmetic, and its client against a server that answers at times known beforehand."""
+"""The open loop's arithmetic, its sweeps against a queue of known capacity, its table and plots."""
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import json
 import math
+import os
 import random
 import statistics
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from argparse import Namespace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import grpc.aio
 import pytest
-
-from pyruntime.v1 import embed_pb2, embed_pb2_grpc, generate_pb2, generate_pb2_grpc
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -85,6 +81,7 @@ def test_a_sweep_closes_in_on_what_is_sustained(capacity: float) -> None:
     assert sweep.saturation <= capacity < sweep.too_much
     assert sweep.too_much / sweep.saturation <= 1.2
     assert len(tried) == len(set(tried)) <= 12
+    assert max(tried) >= 1.5 * sweep.too_much
 
 
 def test_a_rate_sustained_above_one_that_was_not_is_taken_for_luck() -> None:
@@ -145,6 +142,40 @@ def test_a_rate_is_sustained_with_95_percent_in_time(calls: int, timely: int, he
     assert module("open_loop").is_sustained({"calls": calls, "timely": timely}) is held
 
 
+class Queue:
+    """In place of a client and its server: one call at a time, each of so many seconds, on no clock at all."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+
+    async def drive(self, calls: list[Any], deadline_s: float | None = None) -> None:
+        free = 0.0
+        for call in calls:
+            free = max(free, call.at) + self._seconds[call.task]
+            call.sent, call.first, call.end, call.done = call.at, free, free, call.size
+            late = free - call.at > (deadline_s or module("open_loop_client").TASKS[call.task].deadline_s)
+            call.code = "DEADLINE_EXCEEDED" if late else "OK"
+
+
+async def test_sweeps_find_what_a_queue_sustains() -> None:
+    """A queue that serves 40, 10, 8 and 4 calls a second of one task alone serves a quarter of each when mixed."""
+    rates = {"embed": 40.0, "rerank": 10.0, "score": 8.0, "generate": 4.0}
+    limits = module("limits")
+    models = {task.model: limits.Model(100, 0, 0) for task in module("open_loop_client").TASKS.values()}
+    options = Namespace(dtype="bfloat16", quantization="none", seed=1, minutes=60.0, seconds=30.0)
+    options.tasks = [*rates, "mix"]
+    queue = Queue({task: 1 / rate for task, rate in rates.items()})
+    run = module("open_loop").Run(queue, os.getpid(), limits.Limits(1.0, {"bfloat16": 1.0}, 1), models, options)
+    found = await run.all()
+    for task, rate in rates.items():
+        assert 0.65 * rate < found[task]["sustained"] < 1.1 * rate
+        assert found[task]["too_much"] <= 1.2 * found[task]["sustained"]
+        assert found[task]["points"][-1]["tasks"][task]["refused"]["DEADLINE_EXCEEDED"] > 0
+    load = {task: found[task]["sustained"] / rate for task, rate in rates.items()}
+    filled = len(rates) / sum(load.values()) * sum(found[task]["sustained"] for task in rates) / len(rates)
+    assert 0.6 * filled < found["mix"]["sustained"] < 1.1 * filled
+
+
 # -- limits ----------------------------------------------------------------------------------------------------------
 
 
@@ -170,99 +201,6 @@ def test_limits_of_a_model_follow_from_its_sizes(tmp_path: Path) -> None:
     # One stream waits for memory: 8,256 weights and 10 tokens of 32 elements, two bytes each; many for arithmetic.
     assert model.decode_s(1, 10, machine, "bfloat16") == pytest.approx((8256 + 320) * 2 / 1000)
     assert model.decode_s(8, 10, machine, "bfloat16") == pytest.approx(8 * 2 * 8256 / 1000)
-
-
-# -- the client ------------------------------------------------------------------------------------------------------
-
-
-class Embed(embed_pb2_grpc.EmbedServiceServicer):
-    """Refuses every third call; answers the others together, when the last one has come."""
-
-    def __init__(self, calls: int) -> None:
-        self._left, self._all = calls, asyncio.Event()
-
-    async def Embed(self, request: Any, context: Any) -> embed_pb2.EmbedResponse:
-        self._left -= 1
-        if self._left == 0:
-            self._all.set()
-        if self._left % 3 == 1:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-        await self._all.wait()
-        dense = embed_pb2.DenseEmbedding(packed=bytes(384 * 4), dimensions=384)
-        answer = embed_pb2.EmbedResponse(results=[embed_pb2.EmbedResult(dense=dense) for _ in request.inputs])
-        answer.usage.prompt_tokens = 10
-        answer.usage.cached_tokens = 4
-        return answer
-
-
-class Generate(generate_pb2_grpc.GenerateServiceServicer):
-    """As many tokens as asked for, in messages of at most five, and ``short`` less."""
-
-    def __init__(self, short: int = 0) -> None:
-        self._short = short
-
-    async def GenerateStream(self, request: Any, context: Any) -> AsyncIterator[generate_pb2.GenerateChunk]:
-        left = request.stop.max_new_tokens - self._short
-        while left:
-            chunk = generate_pb2.GenerateChunk(token_ids=[7] * min(5, left))
-            left -= len(chunk.token_ids)
-            if not left:
-                chunk.usage.prompt_tokens = 12
-            yield chunk
-
-
-@asynccontextmanager
-async def client_of(embed: Any, generate: Any) -> AsyncIterator[Any]:
-    server = grpc.aio.server()
-    embed_pb2_grpc.add_EmbedServiceServicer_to_server(embed, server)
-    generate_pb2_grpc.add_GenerateServiceServicer_to_server(generate, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield module("open_loop_client").Client(channel)
-    finally:
-        await server.stop(None)
-
-
-async def test_arrivals_do_not_wait_for_answers() -> None:
-    """No call is answered before the last has come: a client that waited for one would never send the others."""
-    calls = module("open_loop_client").planned({"embed": 100.0}, 0.2, random.Random(0))
-    async with client_of(Embed(len(calls)), Generate()) as client:
-        await client.drive(calls, 60.0)
-    assert len(calls) > 9
-    assert all(call.sent >= call.at for call in calls)
-    answered = [call for call in calls if call.code == "OK"]
-    assert {call.code for call in calls} == {"OK", "RESOURCE_EXHAUSTED"}
-    assert all(call.done == call.size and call.computed == 6 and call.end >= call.sent for call in answered)
-    assert min(call.end for call in answered) >= max(call.sent for call in calls)
-
-
-async def test_streams_are_counted_by_tokens_and_timed_by_messages() -> None:
-    calls = module("open_loop_client").planned({"generate": 100.0}, 0.1, random.Random(2))
-    async with client_of(Embed(0), Generate()) as client:
-        await client.drive(calls, 60.0)
-    assert len(calls) > 3
-    for call in calls:
-        assert (call.code, call.done, call.computed) == ("OK", call.size, 12)
-        assert len(call.gaps) == math.ceil(call.size / 5) - 1
-        assert call.first + sum(call.gaps) == pytest.approx(call.end)
-
-
-async def test_an_answer_that_lacks_a_part_ends_the_run() -> None:
-    calls = module("open_loop_client").planned({"generate": 100.0}, 0.05, random.Random(2))
-    async with client_of(Embed(0), Generate(short=1)) as client:
-        with pytest.raises(RuntimeError, match="generate: "):
-            await client.drive(calls, 60.0)
-
-
-def test_a_seed_gives_the_same_requests() -> None:
-    """But for their numbers, which keep a prefix cache from knowing them."""
-    client = module("open_loop_client")
-    one, other = (client.planned({"embed": 20.0, "rerank": 20.0}, 1.0, random.Random(5)) for _ in range(2))
-    assert [(c.task, c.at, c.body, c.size) for c in one] == [(c.task, c.at, c.body, c.size) for c in other]
-    assert [call.at for call in one] == sorted(call.at for call in one)
-    assert all(1 <= call.size <= 32 for call in one)
 
 
 # -- the report ------------------------------------------------------------------------------------------------------
