@@ -140,8 +140,6 @@ class Client:
 
         Raises ``RuntimeError`` for an answer that lacks a part.
         """
-        gc.collect()
-        gc.freeze()
         gc.disable()
         try:
             start, running = time.perf_counter(), []
@@ -151,7 +149,6 @@ class Client:
             await asyncio.gather(*running)
         finally:
             gc.enable()
-            gc.unfreeze()
         if wrong := [call for call in calls if call.code == "OK" and call.done != call.size]:
             raise RuntimeError(f"{wrong[0].task}: {wrong[0].done} answers of {wrong[0].size}")
 
