@@ -6,6 +6,7 @@ Outermost of all, so that no call ends unseen: neither one that is refused, nor 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 import time
@@ -137,15 +138,25 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return answer
 
     def _end(self, call: CallRecord, code: str, request: Any, context: grpc.aio.ServicerContext) -> None:
-        self._calls.end(call.method, time.perf_counter() - call.began, code, call.reason)
+        seconds = time.perf_counter() - call.began
+        self._calls.end(call.method, seconds, code, call.reason)
         if self._tracing is not None and call.span is not None:
             self._tracing.end(call, code)
         level = _level(call, code)
         if self._log_calls and log.isEnabledFor(level):
-            fields = _fields(call, code)
-            if self._log_texts:
-                fields |= {"error": context.details(), "request": _shown(request)}
-            log.log(level, "call", extra={"fields": {name: value for name, value in fields.items() if value != ""}})
+            tell = functools.partial(self._log, level, call, code, seconds, request, context)
+            if code == "OK":  # its status is still to be sent, and no client need wait for a line in a log
+                asyncio.get_running_loop().call_soon(tell)
+            else:
+                tell()
+
+    def _log(
+        self, level: int, call: CallRecord, code: str, seconds: float, request: Any, context: grpc.aio.ServicerContext
+    ) -> None:
+        fields = _fields(call, code, seconds)
+        if self._log_texts:
+            fields |= {"error": context.details(), "request": _shown(request)}
+        log.log(level, "call", extra={"fields": {name: value for name, value in fields.items() if value != ""}})
 
 
 def _writing(method: Method) -> Method:
@@ -185,14 +196,14 @@ def _level(call: CallRecord, code: str) -> int:
     return logging.DEBUG if _is_probe(call) else logging.INFO
 
 
-def _fields(call: CallRecord, code: str) -> dict[str, Any]:
+def _fields(call: CallRecord, code: str, seconds: float) -> dict[str, Any]:
     """What the line says beside the ids; empty values are left out."""
     fields: dict[str, Any] = {
         "method": call.method,
         "code": code,
         "reason": call.reason,
         "field": call.field,
-        "duration_ms": _ms(time.perf_counter() - call.began),
+        "duration_ms": _ms(seconds),
         "model": call.model,
         "client_request_id": call.client_request_id,
     }

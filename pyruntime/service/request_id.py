@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 from typing import Any
 
 from pyruntime.service.validate import MAX_REQUEST_ID_BYTES
@@ -20,7 +20,7 @@ def is_clean(value: object) -> bool:
 
 
 def make_id() -> str:
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def name_after_request(call: CallRecord, request: Any) -> bool:

@@ -52,7 +52,7 @@ def check_count(field: str, value: int, low: int, high: int) -> None:
 
 def check_enum(field: str, value: int, kind: Any) -> None:
     """The number is one of the enum's; proto3 lets any number through."""
-    if value not in kind.values():
+    if value not in kind.DESCRIPTOR.values_by_number:
         raise InvalidField(field, f"{value} is not a {kind.DESCRIPTOR.name}; allowed: {', '.join(kind.keys())}")
 
 
