@@ -165,12 +165,14 @@ def run_models(client: Client, options: argparse.Namespace) -> int:
             "name": model.name,
             "architecture": model.architecture,
             "dtype": model.dtype,
+            "quantization": model.quantization,
             "device": model.device,
             "capabilities": capabilities,
             "context_length": model.context_length,
             "embedding_dimensions": model.embedding_dimensions,
         }
-        facts = f"{model.dtype} on {model.device}, {model.context_length} tokens"
+        kept = model.dtype if model.quantization in ("", "none") else f"{model.quantization} and {model.dtype}"
+        facts = f"{kept} on {model.device}, {model.context_length} tokens"
         console.emit(options, record, f"{model.name}: {model.architecture}, {facts}: {', '.join(capabilities)}")
     return 0
 

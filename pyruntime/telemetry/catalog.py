@@ -69,7 +69,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     # Models and process.
     Metric("pyruntime_model_state", G, ("model", "state"), "1 for the state that the model is in, 0 for the others."),
-    Metric("pyruntime_model_info", G, ("model", "architecture", "dtype", "device"), "Always 1."),
+    Metric("pyruntime_model_info", G, ("model", "architecture", "dtype", "quantization", "device"), "Always 1."),
     Metric("pyruntime_model_weights_bytes", G, MODEL, "Memory of the weights."),
     Metric("pyruntime_model_cache_bytes", G, MODEL, "Memory of the key/value cache."),
     Metric("pyruntime_ready", G, (), "1 while the server takes requests, as overall health says."),

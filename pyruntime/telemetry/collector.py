@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -13,10 +15,11 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from pyruntime.registry import ModelRegistry, ModelState, ServedModel
+from pyruntime.registry import ModelState, ServedModel
 from pyruntime.stats import Histogram
 from pyruntime.telemetry.calls import CallStats
 from pyruntime.telemetry.catalog import METRICS, Kind
+from pyruntime.telemetry.sources import Sources
 from pyruntime.types import Capability, Task
 
 TASKS = {
@@ -25,6 +28,40 @@ TASKS = {
     Capability.SPARSE_EMBED: Task.EMBED,
     Capability.SCORE: Task.SCORE,
     Capability.CLASSIFY: Task.CLASSIFY,
+}
+
+
+# Which number of a model's ``info``, ``stats`` or ``load`` a metric shows: by task, of those that generate, of all.
+BY_TASK = {
+    "pyruntime_queue_seconds": "stats.queue",
+    "pyruntime_inference_seconds": "stats.whole",
+    "pyruntime_batch_tokens_total": "stats.computed_tokens",
+    "pyruntime_prompt_tokens_total": "stats.prompt_tokens",
+    "pyruntime_prefix_hit_tokens_total": "stats.hit_tokens",
+    "pyruntime_waiting_sequences": "load.scheduler.num_waiting",
+    "pyruntime_waiting_tokens": "load.scheduler.waiting_tokens",
+    "pyruntime_running_sequences": "load.scheduler.num_running",
+}
+OF_GENERATION = {
+    "pyruntime_time_to_first_token_seconds": "stats.first_token",
+    "pyruntime_inter_token_seconds": "stats.token_gap",
+}
+OF_ALL = {
+    "pyruntime_model_weights_bytes": "info.weights_bytes",
+    "pyruntime_model_cache_bytes": "info.kv_cache_bytes",
+    "pyruntime_step_seconds": "stats.step",
+    "pyruntime_step_tokens": "stats.step_tokens",
+    "pyruntime_completion_tokens_total": "stats.num_drawn_tokens",
+    "pyruntime_mixed_steps_total": "stats.num_mixed_steps",
+    "pyruntime_failed_inferences_total": "stats.num_failed",
+    "pyruntime_pauses_total": "stats.num_pauses",
+    "pyruntime_open_requests": "load.num_requests",
+    "pyruntime_queued_tokens": "load.num_queued_tokens",
+    "pyruntime_step_age_seconds": "load.seconds_in_step",
+    "pyruntime_paused_sequences": "load.scheduler.num_paused",
+    "pyruntime_draft_tokens_total": "load.scheduler.num_drafted",
+    "pyruntime_accepted_draft_tokens_total": "load.scheduler.num_accepted",
+    "pyruntime_preemptions_total": "load.scheduler.num_set_back",
 }
 
 
@@ -39,52 +76,39 @@ class Families:
         }
         self._families = {each.name: kinds[each.kind](each.name, each.help, labels=each.labels) for each in METRICS}
 
-    def put(self, name: str, value: float, *labels: str) -> None:
-        self._families[name].add_metric(labels, value)
-
-    def observed(self, name: str, histogram: Histogram, *labels: str) -> None:
-        reading = histogram.read()
-        buckets = [(floatToGoString(bound), count) for bound, count in reading.published()]
-        self._families[name].add_metric(labels, buckets, reading.total)
+    def put(self, name: str, value: float | Histogram, *labels: str) -> None:
+        if isinstance(value, Histogram):
+            reading = value.read()
+            buckets = [(floatToGoString(bound), count) for bound, count in reading.published()]
+            self._families[name].add_metric(labels, buckets, reading.total)
+        else:
+            self._families[name].add_metric(labels, value)
 
     def all(self) -> Iterable[Family]:
         return self._families.values()
 
 
 class RuntimeCollector(Collector):
-    """``is_ready``: what overall health says; ``loop_lag_s``: of the event loop that runs the calls."""
+    """Every metric of the catalogue, from what ``sources`` say now."""
 
-    def __init__(
-        self,
-        models: ModelRegistry,
-        calls: CallStats,
-        version: str,
-        is_ready: Callable[[], bool],
-        loop_lag_s: Callable[[], float],
-    ) -> None:
-        self._models = models
-        self._calls = calls
-        self._version = version
-        self._is_ready = is_ready
-        self._loop_lag_s = loop_lag_s
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
 
     def describe(self) -> Iterator[Family]:
         return iter(Families().all())
 
     def collect(self) -> Iterator[Family]:
-        found = Families()
-        _add_calls(found, self._calls)
-        for status in self._models.statuses():
+        found, of = Families(), self._sources
+        _add_calls(found, of.calls)
+        for status in of.models.statuses():
             for state in ModelState:
                 found.put("pyruntime_model_state", state is status.state, status.name, state.value)
-        for model in self._models.serving():
+        for model in of.models.serving():
             _add_model(found, model)
-            _add_stats(found, model)
-            _add_load(found, model)
-        found.put("pyruntime_ready", self._is_ready())
-        found.put("pyruntime_event_loop_lag_seconds", self._loop_lag_s())
+        found.put("pyruntime_ready", of.is_ready())
+        found.put("pyruntime_event_loop_lag_seconds", of.loop_lag_s())
         found.put("pyruntime_threads", num_threads())
-        found.put("pyruntime_build_info", 1, self._version, platform.python_version())
+        found.put("pyruntime_build_info", 1, of.version, platform.python_version())
         yield from found.all()
 
 
@@ -109,7 +133,7 @@ def _add_calls(found: Families, calls: CallStats) -> None:
     for (method, code), count in dict(calls.ended).items():
         found.put("pyruntime_requests_total", count, method, code)
     for method, histogram in dict(calls.seconds).items():
-        found.observed("pyruntime_request_seconds", histogram, method)
+        found.put("pyruntime_request_seconds", histogram, method)
     for method, count in dict(calls.running).items():
         found.put("pyruntime_running_requests", count, method)
     for reason, count in dict(calls.reasons).items():
@@ -117,48 +141,20 @@ def _add_calls(found: Families, calls: CallStats) -> None:
 
 
 def _add_model(found: Families, model: ServedModel) -> None:
-    info = model.info
-    found.put("pyruntime_model_info", 1, info.name, info.architecture, info.dtype, info.device)
-    found.put("pyruntime_model_weights_bytes", info.weights_bytes, info.name)
-    found.put("pyruntime_model_cache_bytes", info.kv_cache_bytes, info.name)
-
-
-def _add_stats(found: Families, model: ServedModel) -> None:
-    name, stats = model.info.name, model.engine.stats
-    for task in tasks_of(model):
-        found.observed("pyruntime_queue_seconds", stats.queue[task], name, task.value)
-        found.observed("pyruntime_inference_seconds", stats.whole[task], name, task.value)
-        found.put("pyruntime_batch_tokens_total", stats.computed_tokens[task], name, task.value)
-        found.put("pyruntime_prompt_tokens_total", stats.prompt_tokens[task], name, task.value)
-        found.put("pyruntime_prefix_hit_tokens_total", stats.hit_tokens[task], name, task.value)
-    if Task.GENERATE in tasks_of(model):
-        found.observed("pyruntime_time_to_first_token_seconds", stats.first_token, name)
-        found.observed("pyruntime_inter_token_seconds", stats.token_gap, name)
-    found.observed("pyruntime_step_seconds", stats.step, name)
-    found.observed("pyruntime_step_tokens", stats.step_tokens, name)
-    found.put("pyruntime_completion_tokens_total", stats.num_drawn_tokens, name)
-    found.put("pyruntime_mixed_steps_total", stats.num_mixed_steps, name)
-    found.put("pyruntime_failed_inferences_total", stats.num_failed, name)
-    found.put("pyruntime_pauses_total", stats.num_pauses, name)
-
-
-def _add_load(found: Families, model: ServedModel) -> None:
-    name, load = model.info.name, model.engine.load()
-    scheduler = load.scheduler
-    for task in tasks_of(model):
-        found.put("pyruntime_waiting_sequences", scheduler.num_waiting[task], name, task.value)
-        found.put("pyruntime_waiting_tokens", scheduler.waiting_tokens[task], name, task.value)
-        found.put("pyruntime_running_sequences", scheduler.num_running[task], name, task.value)
-    empty = scheduler.blocks_free - scheduler.blocks_cached
-    for state, count in (("used", scheduler.blocks_used), ("cached", scheduler.blocks_cached), ("free", empty)):
-        found.put("pyruntime_kv_blocks", count, name, state)
-    found.put("pyruntime_open_requests", load.num_requests, name)
-    found.put("pyruntime_queued_tokens", load.num_queued_tokens, name)
-    found.put("pyruntime_paused_sequences", scheduler.num_paused, name)
-    found.put("pyruntime_draft_tokens_total", scheduler.num_drafted, name)
-    found.put("pyruntime_accepted_draft_tokens_total", scheduler.num_accepted, name)
-    found.put("pyruntime_preemptions_total", scheduler.num_set_back, name)
-    found.put("pyruntime_step_age_seconds", load.seconds_in_step, name)
+    info, tasks = model.info, tasks_of(model)
+    shown = SimpleNamespace(info=info, stats=model.engine.stats, load=model.engine.load())
+    of_it = OF_ALL | (OF_GENERATION if Task.GENERATE in tasks else {})
+    for metric, path in of_it.items():
+        found.put(metric, attrgetter(path)(shown), info.name)
+    for metric, path in BY_TASK.items():
+        for task in tasks:
+            found.put(metric, attrgetter(path)(shown)[task], info.name, task.value)
+    blocks = shown.load.scheduler
+    empty = blocks.blocks_free - blocks.blocks_cached
+    for state, count in (("used", blocks.blocks_used), ("cached", blocks.blocks_cached), ("free", empty)):
+        found.put("pyruntime_kv_blocks", count, info.name, state)
+    facts = info.architecture, info.dtype, info.quantization, info.device
+    found.put("pyruntime_model_info", 1, info.name, *facts)
 
 
 def tasks_of(model: ServedModel) -> list[Task]:

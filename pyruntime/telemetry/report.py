@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import ProcessCollector
 
 from pyruntime.engine import EngineLoad
-from pyruntime.registry import ModelRegistry, ModelStatus, ServedModel
-from pyruntime.telemetry.calls import CallStats
+from pyruntime.registry import ModelStatus, ServedModel
 from pyruntime.telemetry.collector import num_threads, tasks_of
 from pyruntime.telemetry.history import History
+from pyruntime.telemetry.sources import Sources
 
 # A failure's reason may quote a long path or a library's message.
 LONGEST_FAILURE = 300
@@ -21,21 +20,9 @@ LONGEST_FAILURE = 300
 class StatusReport:
     """Puts the report together. Nothing of a request's contents is in it: only names, codes and numbers."""
 
-    def __init__(
-        self,
-        models: ModelRegistry,
-        calls: CallStats,
-        history: History,
-        version: str,
-        is_ready: Callable[[], bool],
-        loop_lag_s: Callable[[], float],
-    ) -> None:
-        self._models = models
-        self._calls = calls
+    def __init__(self, sources: Sources, history: History) -> None:
+        self._sources = sources
         self._history = history
-        self._version = version
-        self._is_ready = is_ready
-        self._loop_lag_s = loop_lag_s
         self._began_at = time.time()
         self._process = ProcessCollector(registry=None)
 
@@ -43,22 +30,22 @@ class StatusReport:
         """Times in seconds since 1970, durations in seconds, memory in bytes."""
         now = time.time()
         return {
-            "version": self._version,
+            "version": self._sources.version,
             "state": self._state(),
             "now": now,
             "uptime_s": now - self._began_at,
-            "models": [self._model(each) for each in self._models.statuses()],
+            "models": [self._model(each) for each in self._sources.models.statuses()],
             "calls": self._call_counts(),
-            "failures": [each._asdict() for each in reversed(dict(self._calls.failures).values())],
+            "failures": [each._asdict() for each in reversed(dict(self._sources.calls.failures).values())],
             "process": self._of_process(),
         }
 
     def _state(self) -> str:
-        if self._models.is_draining:
+        if self._sources.models.is_draining:
             return "draining"
-        if self._is_ready():
+        if self._sources.is_ready():
             return "serving"
-        return "starting" if self._models.is_starting else "not serving"
+        return "starting" if self._sources.models.is_starting else "not serving"
 
     def _model(self, status: ModelStatus) -> dict[str, Any]:
         shown: dict[str, Any] = {"name": status.name, "state": status.state.value}
@@ -69,7 +56,7 @@ class StatusReport:
         return shown
 
     def _call_counts(self) -> list[dict[str, Any]]:
-        ended, running = dict(self._calls.ended), dict(self._calls.running)
+        ended, running = dict(self._sources.calls.ended), dict(self._sources.calls.running)
         methods = sorted({method for method, _ in ended} | running.keys())
         return [
             {
@@ -86,7 +73,7 @@ class StatusReport:
             "memory_bytes": found.get("process_resident_memory_bytes"),
             "cpu_s": found.get("process_cpu_seconds"),
             "threads": num_threads(),
-            "loop_lag_s": self._loop_lag_s(),
+            "loop_lag_s": self._sources.loop_lag_s(),
         }
 
 
@@ -95,6 +82,7 @@ def _facts(model: ServedModel) -> dict[str, Any]:
     return {
         "architecture": info.architecture,
         "dtype": info.dtype,
+        "quantization": info.quantization,
         "device": info.device,
         "context_length": info.context_length,
         "capabilities": sorted(each.value for each in info.capabilities),

@@ -24,6 +24,7 @@ from pyruntime.telemetry.collector import RuntimeCollector, make_registry
 from pyruntime.telemetry.history import INTERVAL_S, History
 from pyruntime.telemetry.http import Answer, HttpServer, Question, text
 from pyruntime.telemetry.report import StatusReport
+from pyruntime.telemetry.sources import Sources
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +86,9 @@ class Site:
         self._is_ready = is_ready
         self._history = History(models)
         version = metadata.version("pyruntime")
-        lag = lambda: self._probe.lag_s  # noqa: E731
-        self.metrics = make_registry(RuntimeCollector(models, calls, version, is_ready, lag))
-        report = StatusReport(models, calls, self._history, version, is_ready, lag)
+        sources = Sources(models, calls, version, is_ready, loop_lag_s=lambda: self._probe.lag_s)
+        self.metrics = make_registry(RuntimeCollector(sources))
+        report = StatusReport(sources, self._history)
         self._plain = Reused(lambda: generate_latest(self.metrics))
         self._open_metrics = Reused(lambda: openmetrics.generate_latest(self.metrics))
         self._status = Reused(lambda: json.dumps(report.make(), allow_nan=False, separators=(",", ":")).encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,6 +36,11 @@ async def test_console_script(stack: Stack, capsys):
         json.loads((await lines("generate", "--max-new-tokens", "9", "--json", "hi"))[0])["finish_reason"] == "LENGTH"
     )
     assert [line.split(":")[0] for line in await lines("models")] == ["decoder", "encoder"]
+    stack.encoder.info = replace(stack.encoder.info, dtype="bfloat16", quantization="int8")
+    shown = [line.split(", ")[1] for line in await lines("models")]
+    assert shown == ["float32 on cpu", "int8 and bfloat16 on cpu"]
+    told = [json.loads(line) for line in await lines("models", "--json")]
+    assert [(each["dtype"], each["quantization"]) for each in told] == [("float32", "none"), ("bfloat16", "int8")]
     (line,) = await lines("embed", "--model", "decoder", "--json", "a")
     np.testing.assert_array_equal(np.float32(json.loads(line)["embedding"]), vector_of([BOS, *b"a"], 12))
     scored = [

@@ -34,6 +34,7 @@ async def test_list_and_get(stack: Stack):
     ]
     assert (decoder.context_length, decoder.vocab_size, decoder.embedding_dimensions) == (64, VOCAB, 12)
     assert (decoder.pooling, decoder.normalize) == (embed_pb2.POOLING_MEAN, True)
+    assert (decoder.dtype, decoder.quantization, decoder.device) == ("float32", "none", "cpu")
     assert (dict(decoder.prompts), decoder.HasField("default_prompt_name")) == ({"query": "q: "}, False)
     assert listed[1].default_prompt_name == "query"
     limits = decoder.limits

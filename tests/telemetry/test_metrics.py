@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -186,6 +187,15 @@ async def test_refused_tokens_count_by_the_methods_that_there_are(tmp_path):
         found = await page.metrics_after(4)
     requests = {key[1:]: value for key, value in found.items() if key[0] == "pyruntime_requests_total"}
     assert requests == {("UNAUTHENTICATED", EMBED): 1, ("UNAUTHENTICATED", OTHER): 3}
+
+
+async def test_a_model_tells_how_its_weights_are_kept(site):
+    stack, page = site
+    assert (await page.metrics())["pyruntime_model_info", "FakeForCausalLM", "cpu", "float32", "decoder", "none"] == 1
+    stack.decoder.info = replace(stack.decoder.info, dtype="bfloat16", quantization="int8")
+    assert (await page.metrics())["pyruntime_model_info", "FakeForCausalLM", "cpu", "bfloat16", "decoder", "int8"] == 1
+    model = (await page.status())["models"][0]
+    assert (model["dtype"], model["quantization"]) == ("bfloat16", "int8")
 
 
 async def test_a_model_that_goes_takes_its_series_along(site):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def behind(words: list[str], label: str, count: int = 1) -> list[str]:
 async def test_a_browser_shows_live_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(site, "INTERVAL_S", 0.05)
     async with page_site() as (stack, page):
+        stack.decoder.info = replace(stack.decoder.info, quantization="int8")
         stack.registry.declare(HOSTILE, "x", is_late=True)
         stack.registry.set_failed(HOSTILE, f"weights of {HOSTILE} are torn")
         await make_calls(stack)
@@ -74,6 +76,7 @@ async def test_a_browser_shows_live_numbers(tmp_path, monkeypatch):
     assert behind(words, "Running calls") == ["0"]
     assert behind(words, "Errors") == ["38 %"]  # 5 of 13
     assert "serving" in words
+    assert any("int8 and float32" in each for each in words)
     # The task, running, waiting, tokens a second now, tokens, requests.
     rows = [
         ["generate", "0", "0", "0", "55", "5"],

@@ -66,7 +66,8 @@ function glanceOf(model, now) {
 
 function factsOf(model) {
   if (!model.architecture) return "";
-  return [model.architecture, model.dtype, model.device, `context ${model.context_length.toLocaleString("en")}`, `weights ${bytes(model.weights_bytes)}`].join(" \u00b7 ");
+  const kept = model.quantization === "none" ? model.dtype : `${model.quantization} and ${model.dtype}`;
+  return [model.architecture, kept, model.device, `context ${model.context_length.toLocaleString("en")}`, `weights ${bytes(model.weights_bytes)}`].join(" \u00b7 ");
 }
 
 function chartsOf(model) {
