@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import shutil
@@ -25,8 +26,15 @@ BASE = KUBERNETES / "base"
 COMPONENTS = sorted(path.name for path in (KUBERNETES / "components").iterdir())
 # Not settings, but read by the server's cache, the client and the build.
 OTHER_VARIABLES = {"PYRUNTIME_CACHE_DIR", "PYRUNTIME_TARGET", "PYRUNTIME_CUDA"}
-# Custom resources, of which Kubernetes itself has no schema, and files of other programs.
-CUSTOM = {"PodMonitor", "ScaledObject", "DestinationRule", "VirtualService", "Kustomization", "Component", None}
+# Custom resources, by the module that has a model of each, made from its own schema.
+CUSTOM = {
+    "PodMonitor": "cloudcoil.models.prometheus_operator.v1",
+    "ScaledObject": "cloudcoil.models.keda.v1alpha1",
+    "DestinationRule": "cloudcoil.models.istio.networking.v1",
+    "VirtualService": "cloudcoil.models.istio.networking.v1",
+}
+# Files of other programs.
+FOREIGN = {"Kustomization", "Component", None}
 # Native sleep in preStop is on by default from 1.30.
 VERSIONS = ["1.30", "1.37"]
 
@@ -56,9 +64,21 @@ def validate(found: list[dict[str, Any]], versions: list[str]) -> None:
     except ImportError:
         missing("kubernetes-validate is not installed: pip install kubernetes-validate")
     for document in found:
-        if document.get("kind") not in CUSTOM:
+        if document.get("kind") in CUSTOM:
+            validate_custom(document)
+        elif document.get("kind") not in FOREIGN:
             for version in versions:
                 kubernetes_validate.validate(document, version, strict=True)
+
+
+def validate_custom(document: dict[str, Any]) -> None:
+    """Values of the right types, and no field that the schema lacks: a model drops those that it does not know."""
+    try:
+        module = importlib.import_module(CUSTOM[document["kind"]])
+    except ImportError:
+        missing("the models of custom resources are not installed: pip install pyruntime[deploy]")
+    read = getattr(module, document["kind"]).model_validate(document)
+    assert read.model_dump(by_alias=True, exclude_unset=True, mode="json") == document
 
 
 def deployment(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -79,6 +99,26 @@ def test_the_base_is_valid():
             validate(documents(path.read_text()), VERSIONS)
     listed = raw("kustomization.yaml")["resources"]
     assert {*listed, "kustomization.yaml", "settings.yaml"} == {path.name for path in BASE.glob("*.yaml")}
+
+
+def custom_resources() -> Iterator[dict[str, Any]]:
+    for path in KUBERNETES.rglob("*.yaml"):
+        yield from (each for each in documents(path.read_text()) if each.get("kind") in CUSTOM)
+
+
+def test_custom_resources_are_valid_by_their_own_schemas():
+    found = list(custom_resources())
+    assert {each["kind"] for each in found} == CUSTOM.keys()
+    for each in found:
+        validate_custom(each)
+
+
+def test_a_custom_resource_with_a_slip_is_found():
+    for each in custom_resources():
+        with pytest.raises(AssertionError):
+            validate_custom({**each, "spec": each["spec"] | {"noSuchField": 1}})
+        with pytest.raises(ValueError, match="validation error"):
+            validate_custom({**each, "spec": "text"})
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
