@@ -22,7 +22,7 @@ from tests.service.conftest import Failure, Stack, failure_of
 
 TEXT = (ROOT / "docs/operations.md").read_text()
 TABLE = TEXT.split("| what happens |")[1].split("\n\n")[0].splitlines()[2:]
-ROWS = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in TABLE)}
+ROWS = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.strip("| ").split("|")] for line in TABLE)}
 GENERATE = generate_pb2.GenerateRequest(model="decoder", text="hi")
 EMBED = embed_pb2.EmbedRequest(model="decoder", inputs=[{"text": "a"}])
 
