@@ -2,7 +2,7 @@
 # The pins are in constraints.txt alone; what is needed is listed in pyproject.toml alone.
 
 PORT ?= 50051
-# More options of the server: make serve SERVE_ARGS="--metrics-port 9464"
+# More options of the server: make serve SERVE_ARGS="--quantization int8"
 SERVE_ARGS ?=
 # The first Python of at least 3.11. Any other: make PYTHON=/path/to/python3
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
@@ -27,8 +27,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-serve: install $(STAMPS)/demo  ## serve the two demo models on 127.0.0.1:PORT (default 50051)
-	$(BIN)/python server.py --demo --host 127.0.0.1 --port $(PORT) $(SERVE_ARGS)
+serve: install $(STAMPS)/demo  ## serve the two demo models on 127.0.0.1:PORT (default 50051), with a status page
+	$(BIN)/python server.py --demo --host 127.0.0.1 --port $(PORT) --metrics-port 0 $(SERVE_ARGS)
 
 install: $(STAMPS)/built  ## .venv with pinned dependencies, the compiled extension, the protobuf code
 
