@@ -19,7 +19,7 @@ from pyruntime.v1 import generate_pb2, model_pb2
 from tests.fake_compute import until
 from tests.service.bad_requests import score
 from tests.service.call_site import Log
-from tests.service.conftest import Stack, failure_of
+from tests.service.conftest import SETTINGS, Stack, failure_of
 from tests.service.transport import GENERATE, LIST_MODELS, STREAM, Answer, RawClient, frame, settings, stack_of
 
 CHECK = "/grpc.health.v1.Health/Check"
@@ -177,6 +177,26 @@ async def test_a_path_that_is_no_text(site, path):
     assert answer.code != 0
     assert_quoted_nowhere(log)
     assert len((await site.models.ListModels(model_pb2.ListModelsRequest(), timeout=10)).models) == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "size", "metadata", "compression"),
+    [
+        ("RESOURCE_EXHAUSTED", 2 * SETTINGS.max_message_bytes, (), None),
+        ("RESOURCE_EXHAUSTED", 10, (("x-long", "y" * 40_000),), None),
+        ("UNIMPLEMENTED", 2000, (), grpc.Compression.Deflate),
+    ],
+)
+async def test_what_grpcs_core_refuses_is_counted_too(site, told, size, metadata, compression):
+    """As far as it can be seen: the core tells the client why, and the server that no request comes."""
+    call = site.channel.unary_unary(GENERATE)
+    for _ in range(5):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(bytes(size), metadata=metadata, compression=compression)
+        assert caught.value.code().name == told
+    await until(lambda: sum(site.server.calls.ended.values()) == 5 and not +site.server.calls.running)
+    assert counted(site.server).keys() <= {("Generate", "CANCELLED"), ("Generate", "INVALID_ARGUMENT")}
+    assert site.server.calls.reasons.keys() <= {"MALFORMED_MESSAGE"}
 
 
 async def test_metadata_that_is_no_text_is_not_logged(site):
