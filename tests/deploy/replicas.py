@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from asyncio.subprocess import PIPE, STDOUT
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -151,3 +151,22 @@ async def running(*command: str, log: Path) -> AsyncIterator[None]:
             except TimeoutError:
                 process.kill()
                 await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def behind_a_proxy(
+    command: Callable[[list[int]], Sequence[str]],
+    port: int,
+    log: Path,
+    *,
+    settings: Settings | None = None,
+    credentials: grpc.ChannelCredentials | None = None,
+) -> AsyncIterator[tuple[list[Replica], Stubs]]:
+    """Two replicas and, through the program that listens on ``port``, their services.
+
+    ``command``: writes the program's files for the replicas' ports, and says how it is started.
+    """
+    async with two_replicas(settings) as replicas:
+        words = command([replica.server.port for replica in replicas])
+        async with running(*words, log=log), connected(port, credentials) as channel:
+            yield replicas, Stubs(channel)

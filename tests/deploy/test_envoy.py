@@ -23,11 +23,9 @@ from tests.deploy.replicas import (
     TEXT,
     Replica,
     Stubs,
-    connected,
+    behind_a_proxy,
     held_request,
-    running,
     text_of,
-    two_replicas,
     until,
 )
 from tests.ports import free_port
@@ -94,15 +92,21 @@ async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
     port, admin_port = free_port(), free_port()
     descriptors, config = tmp_path / "pyruntime.binpb", tmp_path / "envoy.yaml"
     descriptor_set.write(descriptors)
-    async with two_replicas() as replicas:
-        backends = [replica.server.port for replica in replicas]
+
+    def command(backends: list[int]) -> list[str]:
         config.write_text(yaml.safe_dump(patched(port, admin_port, backends, descriptors)))
-        command = (envoy, "-c", str(config), "--use-dynamic-base-id", "--concurrency", "1", "-l", "warning")
-        async with running(*command, log=tmp_path / "envoy.log"), connected(port) as channel:
-            proxied = Proxied(replicas, port, admin_port, Stubs(channel))
-            # A replica whose first health check came late is passed over until the next one.
-            await until(lambda: proxied.counter("membership_healthy"), at_least=2)
-            yield proxied
+        return started(envoy, config)
+
+    async with behind_a_proxy(command, port, tmp_path / "envoy.log") as (replicas, stubs):
+        proxied = Proxied(replicas, port, admin_port, stubs)
+        # A replica whose first health check came late is passed over until the next one.
+        await until(lambda: proxied.counter("membership_healthy"), at_least=2)
+        yield proxied
+
+
+def started(envoy: str, config: Path) -> list[str]:
+    """How a test starts it."""
+    return [envoy, "-c", str(config), "--use-dynamic-base-id", "--concurrency", "1", "-l", "warning"]
 
 
 def test_envoy_takes_the_file(tmp_path: Path):

@@ -12,8 +12,8 @@ import yaml
 
 from pyruntime.config import Settings
 from pyruntime.v1 import embed_pb2
-from tests.deploy.replicas import ROOT, Stubs, connected, running, two_replicas
-from tests.deploy.test_envoy import patched
+from tests.deploy.replicas import ROOT, behind_a_proxy
+from tests.deploy.test_envoy import patched, started
 from tests.ports import free_port
 from tests.tools import need
 from tools import descriptor_set
@@ -57,18 +57,20 @@ async def test_mutual_tls_behind_and_tls_before(tmp_path: Path):
     )
     port, file = free_port(), tmp_path / "envoy.yaml"
     credentials = grpc.ssl_channel_credentials((tmp_path / "envoy/ca.crt").read_bytes())
-    async with two_replicas(settings) as replicas:
-        backends = [replica.server.port for replica in replicas]
+
+    def command(backends: list[int]) -> list[str]:
         config = encrypted(patched(port, free_port(), backends, tmp_path / "pyruntime.binpb"), tmp_path / "envoy")
         file.write_text(yaml.safe_dump(config))
-        command = (envoy, "-c", str(file), "--use-dynamic-base-id", "--concurrency", "1", "-l", "warning")
-        async with running(*command, log=tmp_path / "log"), connected(port, credentials) as channel:
-            embed = Stubs(channel).embed.Embed
-            request = embed_pb2.EmbedRequest(inputs=[{"text": "hello"}])
-            for _ in range(10):
-                answer = await embed(request, metadata=(("authorization", f"Bearer {TOKEN}"),))
-                assert len(answer.results) == 1
-            assert all(replica.calls for replica in replicas)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await embed(request)
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        return started(envoy, file)
+
+    log, options = tmp_path / "log", {"settings": settings, "credentials": credentials}
+    async with behind_a_proxy(command, port, log, **options) as (replicas, stubs):
+        embed = stubs.embed.Embed
+        request = embed_pb2.EmbedRequest(inputs=[{"text": "hello"}])
+        for _ in range(10):
+            answer = await embed(request, metadata=(("authorization", f"Bearer {TOKEN}"),))
+            assert len(answer.results) == 1
+        assert all(replica.calls for replica in replicas)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await embed(request)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED

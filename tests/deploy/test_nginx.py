@@ -16,11 +16,9 @@ from tests.deploy.replicas import (
     TEXT,
     Replica,
     Stubs,
-    connected,
+    behind_a_proxy,
     held_request,
-    running,
     text_of,
-    two_replicas,
 )
 from tests.ports import free_port
 from tests.service.conftest import failure_of
@@ -59,11 +57,13 @@ def patched(folder: Path, port: int, backends: list[int]) -> str:
 async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
     nginx = need("nginx", HOW)
     port, config = free_port(), tmp_path / "nginx.conf"
-    async with two_replicas() as replicas:
-        config.write_text(patched(tmp_path, port, [replica.server.port for replica in replicas]))
-        command = (nginx, "-c", str(config), "-e", "stderr", "-g", "daemon off;")
-        async with running(*command, log=tmp_path / "nginx.log"), connected(port) as channel:
-            yield Proxied(replicas, Stubs(channel), tmp_path / "access.log")
+
+    def command(backends: list[int]) -> list[str]:
+        config.write_text(patched(tmp_path, port, backends))
+        return [nginx, "-c", str(config), "-e", "stderr", "-g", "daemon off;"]
+
+    async with behind_a_proxy(command, port, tmp_path / "nginx.log") as (replicas, stubs):
+        yield Proxied(replicas, stubs, tmp_path / "access.log")
 
 
 async def test_calls_are_spread_over_the_replicas(proxied: Proxied):
