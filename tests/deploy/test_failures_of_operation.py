@@ -21,9 +21,9 @@ from pyruntime.errors import DeadlinePassed
 from pyruntime.scheduler.blocks import BlockPool
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.v1 import embed_pb2, embed_pb2_grpc, generate_pb2_grpc, model_pb2, model_pb2_grpc
-from tests.deploy.replicas import free_port
 from tests.deploy.test_failures import CASES, ROWS
 from tests.fake_compute import until
+from tests.ports import free_port
 from tests.service.conftest import failure_of
 from tests.service.secured import pem_files, served
 from tests.service.test_flow import SMALL_WINDOW, Site, alphabet, request
