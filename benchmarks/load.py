@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any
 
 import grpc.aio
-from workload import NEW_TOKENS, STREAMS, Workload
+from workload import LABELS, NEW_TOKENS, SHORT_CALLS, SHORT_TEXT, UNITS, Workload, streams_of
 
 from pyruntime.v1 import (
     common_pb2,
@@ -30,7 +30,9 @@ from pyruntime.v1 import (
 
 ENCODER = "all-minilm-l6-v2"
 DECODER = "gemma-3-270m"
-LABELS = (" yes", " no")
+RERANKER = "reranker"
+REQUEST_SIZES = (32, 512)
+WARM_CALLS = 20
 _OPTIONS = [("grpc.max_receive_message_length", 64 * 2**20), ("grpc.max_send_message_length", 64 * 2**20)]
 _run_numbers = count(1)
 
@@ -38,14 +40,24 @@ Figures = dict[str, float | int | str]
 
 
 async def measure(address: str, work: Workload, repeats: int) -> list[Figures]:
-    """All figures, one dict each with ``task`` and its unit."""
-    async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
-        figures = [await embed(channel, work, size, repeats) for size in (32, 512)]
-        figures.append(await short_text_latency(channel, 100 * repeats))
-        figures.append(await score(channel, work, repeats))
-        for streams in STREAMS:
-            figures.append(await generate(channel, work, streams, repeats))
-    return figures
+    """All figures that the demo models give."""
+    async with connect(address) as channel:
+        figures = [await embed(channel, work, size, repeats) for size in REQUEST_SIZES]
+        tasks = [task for task in UNITS if task not in ("embed", "rerank")]
+        return figures + [await measure_task(channel, work, task, repeats) for task in tasks]
+
+
+async def measure_task(channel: grpc.aio.Channel, work: Workload, task: str, repeats: int) -> Figures:
+    """The figure of one task of ``workload.UNITS`` other than ``embed``, which has a size of requests to choose."""
+    if task == "embed_one":
+        return await short_text_latency(channel, SHORT_CALLS * repeats)
+    if task in ("rerank", "score"):
+        return await {"rerank": rerank, "score": score}[task](channel, work, repeats)
+    return await generate(channel, work, streams_of(task), repeats)
+
+
+def connect(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=_OPTIONS)
 
 
 async def best(run: Callable[[], Awaitable[Any]], repeats: int) -> tuple[float, Any]:
@@ -89,14 +101,28 @@ async def embed(channel: grpc.aio.Channel, work: Workload, request_size: int, re
 async def short_text_latency(channel: grpc.aio.Channel, calls: int) -> Figures:
     """Median and 99th percentile of one short text at a time, in milliseconds."""
     stub = embed_pb2_grpc.EmbedServiceStub(channel)
-    request = embed_pb2.EmbedRequest(model=ENCODER, inputs=_inputs(["how long does a request wait in the queue"]))
+    request = embed_pb2.EmbedRequest(model=ENCODER, inputs=_inputs([SHORT_TEXT]))
     milliseconds = []
-    for _ in range(calls + 20):
+    for _ in range(calls + WARM_CALLS):
         start = time.perf_counter()
         await stub.Embed(request)
         milliseconds.append((time.perf_counter() - start) * 1e3)
-    cuts = statistics.quantiles(milliseconds[20:], n=100)
+    cuts = statistics.quantiles(milliseconds[WARM_CALLS:], n=100)
     return {"task": "embed_one", "p50_ms": cuts[49], "p99_ms": cuts[98]}
+
+
+async def rerank(channel: grpc.aio.Channel, work: Workload, repeats: int) -> Figures:
+    """Documents a second, all of them in one request."""
+    stub = score_pb2_grpc.ScoreServiceStub(channel)
+    request = score_pb2.RerankRequest(model=RERANKER, query=work.rerank_query, documents=work.rerank_documents)
+
+    async def run() -> None:
+        answer = await stub.Rerank(request)
+        if sorted(result.index for result in answer.results) != list(range(len(work.rerank_documents))):
+            raise RuntimeError("Rerank did not answer every document")
+
+    seconds, _ = await best(run, repeats)
+    return {"task": "rerank", "documents_per_s": len(work.rerank_documents) / seconds}
 
 
 async def score(channel: grpc.aio.Channel, work: Workload, repeats: int) -> Figures:

@@ -25,13 +25,13 @@ sys.path.insert(0, str(HERE.parent))
 
 import grpc.aio  # noqa: E402
 import psutil  # noqa: E402
-from load import ENCODER, _inputs  # noqa: E402
+from bench_models import make_reranker  # noqa: E402
+from load import ENCODER, RERANKER, _inputs  # noqa: E402
 from server_process import running_server  # noqa: E402
 from workload import make_workload  # noqa: E402
 
 from pyruntime.v1 import common_pb2, embed_pb2, embed_pb2_grpc, score_pb2, score_pb2_grpc  # noqa: E402
 
-RERANKER = "reranker"
 SIZES = (32, 512)
 NUM_IDLE, NUM_CONNECTIONS, NUM_DOCUMENTS = 1000, 4, 100
 QUERY = "how long does a request wait in the queue"
@@ -276,18 +276,6 @@ def _server_bytes() -> int:
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
-
-
-def make_reranker(folder: Path) -> Path:
-    """A cross-encoder of the demo encoder's size: its body, and a head of one label at random."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    from pyruntime.model.demo import minilm_folder
-
-    model = AutoModelForSequenceClassification.from_pretrained(minilm_folder(), num_labels=1)
-    model.save_pretrained(folder / RERANKER)
-    AutoTokenizer.from_pretrained(minilm_folder()).save_pretrained(folder / RERANKER)
-    return folder / RERANKER
 
 
 if __name__ == "__main__":

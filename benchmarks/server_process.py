@@ -24,15 +24,22 @@ def running_server(dtype: str, log: Path, *options: str) -> Iterator[str]:
 
     Raises ``RuntimeError`` with the end of the log when it stops or is not SERVING in time.
     """
+    with started_server(log, "--demo", "--dtype", dtype, *options) as (address, _):
+        yield address
+
+
+@contextmanager
+def started_server(log: Path, *options: str) -> Iterator[tuple[str, int]]:
+    """The address and process id of a server with ``options`` alone, as ``running_server`` starts it."""
     address = f"127.0.0.1:{_free_port()}"
     host, port = address.split(":")
-    command = [sys.executable, "server.py", "--demo", "--host", host, "--port", port, "--dtype", dtype, *options]
+    command = [sys.executable, "server.py", "--host", host, "--port", port, *options]
     with log.open("w") as output:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
             _wait_until_serving(address, process, log)
-            yield address
+            yield address, process.pid
         finally:
             process.terminate()
             try:

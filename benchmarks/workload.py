@@ -12,6 +12,17 @@ from dataclasses import dataclass
 
 NEW_TOKENS = 64
 STREAMS = (1, 4, 16, 64)
+LABELS = (" yes", " no")
+SHORT_TEXT = "how long does a request wait in the queue"
+SHORT_CALLS = 100
+#: What is measured, in this order, and the figure that counts.
+UNITS = {
+    "embed": "texts_per_s",
+    "embed_one": "p50_ms",
+    "rerank": "documents_per_s",
+    "score": "items_per_s",
+    **{f"generate_{streams}": "tokens_per_s" for streams in STREAMS},
+}
 
 _VOCABULARY = """
 the of and to in is was for that with as his on be at by had not are but from or have an they which one you were
@@ -37,6 +48,13 @@ class Workload:
     score_items: list[str]
     generate_prompts: list[str]
 
+    def amount(self, task: str) -> int:
+        """How many texts, documents, items or new tokens one pass over ``task`` has."""
+        if task.startswith("generate_"):
+            return streams_of(task) * NEW_TOKENS
+        parts = {"embed": self.embed_texts, "rerank": self.rerank_documents, "score": self.score_items}
+        return len(parts[task]) if task in parts else SHORT_CALLS
+
     def reduced(self, share: int) -> Workload:
         """Every ``share``-th part of the lists: a quick look, whose figures are not comparable."""
         return Workload(
@@ -47,6 +65,11 @@ class Workload:
             self.score_items[::share],
             self.generate_prompts,
         )
+
+
+def streams_of(task: str) -> int:
+    """``generate_16`` → 16."""
+    return int(task.removeprefix("generate_"))
 
 
 def make_workload(seed: int = 0) -> Workload:
