@@ -5,20 +5,33 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import psutil
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+def figure(engine: str, dtype: str, task: str, unit: str, *rounds: float) -> dict[str, object]:
+    costs = {"cpu_ms_each": [1.0] * len(rounds), "peak_mb": [100.0] * len(rounds)}
+    return {"engine": engine, "dtype": dtype, "task": task, "unit": unit, "rounds": list(rounds), **costs}
+
+
 FIGURES = [
-    {"engine": "pyruntime", "task": "embed", "request_size": 32, "texts_per_s": 300.0},
-    {"engine": "pyruntime", "task": "embed", "request_size": 512, "texts_per_s": 400.0},
-    {"engine": "pyruntime", "task": "embed_one", "p50_ms": 2.0, "p99_ms": 3.0},
-    {"engine": "pyruntime", "task": "generate", "streams": 16, "tokens_per_s": 100.0},
-    {"engine": "peer", "task": "embed", "texts_per_s": 200.0},
-    {"engine": "peer", "task": "embed_one", "p50_ms": 5.0},
+    figure("pyruntime", "bfloat16", "embed", "texts_per_s", 400.0, 380.0, 420.0),
+    figure("vllm", "bfloat16", "embed", "texts_per_s", 200.0, 190.0, 250.0),
+    figure("onnxruntime", "float32", "embed", "texts_per_s", 210.0, 180.0, 100.0),
+    figure("onnxruntime", "int8", "embed", "texts_per_s", 900.0, 900.0, 900.0),
+    figure("pyruntime", "bfloat16", "embed_one", "p50_ms", 2.0, 2.2, 1.9),
+    figure("openvino", "bfloat16", "embed_one", "p50_ms", 1.0, 1.1, 1.0),
+    figure("pyruntime", "bfloat16-no-drafts", "generate_16", "tokens_per_s", 100.0, 100.0, 100.0),
+    figure("vllm", "bfloat16", "generate_16", "tokens_per_s", 80.0, 50.0, 80.0),
 ]
 
 
@@ -39,17 +52,89 @@ def test_the_workload_is_the_one_that_older_figures_refer_to(room: None) -> None
     assert len(work.score_prefix.split()) == 400
 
 
-def test_ratios_above_one_are_faster(room: None) -> None:
-    report = module("report")
-    rows = report.compared(FIGURES)
-    assert rows["embed", "texts_per_s"] == {"pyruntime": 400.0, "peer": 200.0}
-    assert report.ratio(400.0, 200.0, "texts_per_s") == 2.0
-    assert report.ratio(2.0, 5.0, "p50_ms") == 2.5
+def test_an_aim_is_held_against_the_best_peer_that_keeps_the_precision(room: None) -> None:
+    embed, one, generate = sorted(module("aims").verdicts(FIGURES), key=lambda verdict: verdict["task"])[:1] + [
+        next(each for each in module("aims").verdicts(FIGURES) if each["task"] == task)
+        for task in ("embed_one", "generate_16")
+    ]
+    assert (embed["against"], embed["ratio"], embed["met"]) == ("vllm bfloat16", 2.0, True)
+    assert embed["rounds"] == [2.0, 2.0, 1.68]
+    assert (one["against"], one["ratio"], one["met"]) == ("openvino bfloat16", 0.5, False)
+    assert (generate["dtype"], generate["ratio"], generate["met"]) == ("bfloat16-no-drafts", 1.25, False)
 
 
-def test_the_table_shows_every_figure_and_leaves_out_no_peer(room: None) -> None:
-    text = module("report").table(FIGURES)
-    embed = next(line for line in text.splitlines() if line.startswith("embed ") and "200.0" in line)
-    assert embed.split() == ["embed", "texts_per_s", "400.0", "200.0", "2.00"]
-    generate = [line for line in text.splitlines() if line.startswith("generate, 16 streams")]
-    assert generate[-1].split()[-2:] == ["-", "-"]
+def test_an_aim_without_a_peer_is_not_decided(room: None) -> None:
+    assert module("aims").verdicts(FIGURES[:1]) == []
+
+
+def test_the_tables_show_every_figure_with_its_spread(room: None) -> None:
+    text = module("report").tables(FIGURES, module("aims").verdicts(FIGURES))
+    line = next(line for line in text.splitlines() if line.startswith("embed ") and "pyruntime" in line)
+    assert line.split() == ["embed", "pyruntime", "bfloat16", "400", "380", "420", "texts_per_s", "1.000", "100"]
+    assert sum("MISSED" in line for line in text.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "task", "distance"),
+    [
+        ("pyruntime", "bfloat16-no-drafts", "generate_1", 0.25),
+        ("pyruntime", "int8", "embed", 0.005),
+        ("pyruntime", "float32", "embed", 1e-5),
+        ("vllm", "bfloat16", "score", 2.0),
+    ],
+)
+def test_answers_may_be_as_far_from_float32_as_their_precision_allows(
+    room: None, engine: str, dtype: str, task: str, distance: float
+) -> None:
+    assert module("aims").allowed(engine, dtype, task) == distance
+
+
+def test_every_aim_has_processes_that_decide_it(room: None) -> None:
+    engines, aims = module("engines"), module("aims")
+    for aim in aims.AIMS:
+        kinds = [
+            kind for kind, tasks in engines.chosen([aim.dtype], list(aim.peers), lambda _: True) if aim.task in tasks
+        ]
+        assert {kind.engine for kind in kinds} == {"pyruntime", *aim.peers}
+
+
+def test_a_part_of_a_run_starts_only_what_it_needs(room: None) -> None:
+    engines = module("engines")
+    found = engines.chosen(["bfloat16"], ["vllm", "llama.cpp"], lambda task: task == "score")
+    assert [(kind.engine, tasks) for kind, tasks in found] == [("pyruntime", ["score"]), ("vllm", ["score"])]
+    assert all(len({task in group for task in tasks}) == 1 for _, tasks in found for group in engines.GROUPS)
+
+
+@pytest.fixture
+def peer(room: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object]:
+    """A runner that answers from the standard library alone, behind the pipe that all peers' runners use."""
+    engines = module("engines")
+    script = tmp_path / "peers" / "toy_peer.py"
+    script.parent.mkdir()
+    script.write_text(TOY_PEER)
+    python = tmp_path / "build" / "peers" / "toy" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    monkeypatch.setattr(engines, "HERE", script.parent.parent)
+    kind = engines.Kind("toy", "float32", ("embed", "embed_one"))
+    monkeypatch.setattr(engines, "ROOT", tmp_path)
+    with engines.running(kind, ["embed"], {}, 64, None, tmp_path / "log", None) as running:
+        yield running
+
+
+TOY_PEER = f"""
+import sys
+sys.path.insert(0, {str(BENCHMARKS / "peers")!r})
+from common import Task, load_job, serve
+job = load_job()
+print("chatter that must not reach the pipe")
+serve("toy", "1", job, {{"embed": Task(lambda number: [number] * len(job.work.embed_texts))}}, {{"batch": 8}})
+"""
+
+
+def test_a_peer_answers_over_its_pipe_and_is_stopped_in_between(peer: Any) -> None:
+    assert (peer.version, peer.settings) == ("1", {"batch": 8})
+    assert peer.answers("embed") == [0] * 8
+    figures = peer.measure("embed", 2)
+    assert figures["texts_per_s"] > 0
+    assert psutil.Process(peer.pid).status() == psutil.STATUS_STOPPED

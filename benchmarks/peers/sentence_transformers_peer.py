@@ -1,27 +1,40 @@
-"""sentence-transformers on Embed: it sorts by length and pads each batch, as its users have it."""
+"""sentence-transformers on Embed and Rerank: it sorts by length and pads each batch, as its users have it.
+
+Tried: batches of 8 to 64 (the fastest is found at the start); torch's own threads, one a core.
+"""
 
 from __future__ import annotations
 
-import statistics
-import time
-
 import sentence_transformers
 import torch
-from common import best_seconds, load_job, report
+from common import Task, fastest, load_job, serve
+from workload import SHORT_TEXT
 
-job, work = load_job()
-engine = {"engine": "sentence-transformers", "version": sentence_transformers.__version__, "dtype": job["dtype"]}
-model = sentence_transformers.SentenceTransformer(
-    job["encoder"], device="cpu", model_kwargs={"dtype": getattr(torch, job["dtype"])}
-)
+BATCHES = [8, 16, 32, 64]
 
-texts = work.embed_texts
-seconds = best_seconds(lambda: model.encode(texts, batch_size=32), job["repeats"])
-report(**engine, task="embed", texts_per_s=len(texts) / seconds)
+job = load_job()
+texts = job.work.embed_texts
+pairs = [(job.work.rerank_query, document) for document in job.work.rerank_documents]
+kwargs = {"device": "cpu", "model_kwargs": {"dtype": getattr(torch, job.dtype)}}
+tasks, settings = {}, {}
 
-milliseconds = []
-for _ in range(100 * job["repeats"] + 20):
-    start = time.perf_counter()
-    model.encode(["how long does a request wait in the queue"])
-    milliseconds.append((time.perf_counter() - start) * 1e3)
-report(**engine, task="embed_one", p50_ms=statistics.median(milliseconds[20:]))
+if "embed" in job.tasks or "embed_one" in job.tasks:
+    embedder = sentence_transformers.SentenceTransformer(job.models["encoder"], **kwargs)
+
+    def embed(size: int):
+        return embedder.encode(texts, batch_size=size)
+
+    settings["embed batch"] = fastest(BATCHES, embed)
+    tasks["embed"] = Task(lambda _: embed(settings["embed batch"]), lambda vectors: vectors.tolist())
+    tasks["embed_one"] = Task(lambda _: embedder.encode([SHORT_TEXT]), lambda vectors: vectors.tolist())
+
+if "rerank" in job.tasks:
+    ranker = sentence_transformers.CrossEncoder(job.models["reranker"], activation_fn=torch.nn.Identity(), **kwargs)
+
+    def rerank(size: int):
+        return ranker.predict(pairs, batch_size=size)
+
+    settings["rerank batch"] = fastest(BATCHES, rerank)
+    tasks["rerank"] = Task(lambda _: rerank(settings["rerank batch"]), lambda scores: scores.tolist())
+
+serve("sentence-transformers", sentence_transformers.__version__, job, tasks, settings)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the environments of the peers, each its own, under build/peers/NAME: setup.sh NAME [NAME …]
-# NAME: sentence-transformers, vllm, llama.cpp. The versions below are what the figures refer to.
+# NAME: sentence-transformers, vllm, llama.cpp, openvino, onnxruntime. The versions below are what the figures refer to.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 python=${PYTHON:-python3.11}
@@ -21,6 +21,10 @@ for name in "$@"; do
       "${pip[@]}" uninstall --yes torchvision torchcodec torchaudio
       ;;
     llama.cpp) "${pip[@]}" install llama-cpp-python==0.3.36 ;;
+    openvino) "${pip[@]}" install torch==2.13.0 transformers==5.24.0 openvino==2026.4.1 ;;
+    onnxruntime)
+      "${pip[@]}" install torch==2.13.0 transformers==5.24.0 onnx==1.23.2 onnxruntime==1.32.0 sympy==1.14.0
+      ;;
     *) echo "no such peer: $name" >&2; exit 2 ;;
   esac
   touch "$folder/.ready"

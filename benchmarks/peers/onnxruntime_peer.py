@@ -1,0 +1,88 @@
+"""ONNX Runtime on Embed and Rerank: float32, and int8 by its own dynamic quantisation (it has no bfloat16 on a CPU).
+
+Tried: the exported graph, and the same with ONNX Runtime's own fusions for BERT (attention, GELU, normalisation), which
+is what is measured; one run on all cores, or one a core at once, each with batches of 4 to 16 (longer ones
+hold more padding and were slower; the fastest of these is found at the start).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import torch
+from common import CORES, Job, Task, fastest, load_job, serve
+from exported import EXAMPLE, NAMES, Texts, in_order, module_for
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.transformers import optimizer
+from workload import SHORT_TEXT
+
+CHOICES = [(at_once, size) for at_once in (CORES, 1) for size in (4, 8, 16)]
+
+
+def graph(task: str, job: Job) -> Path:
+    """The ONNX file of ``task``, made on the first call."""
+    path = Path(job.models["made"]) / f"{task}-{job.dtype}-{onnxruntime.__version__}.onnx"
+    if path.exists():
+        return path
+    plain = path.with_suffix(".plain")
+    axes = {name: {0: "batch", 1: "length"} for name in NAMES}
+    module = module_for(task, job, "eager")
+    # The exporter that traces: its graphs are what ONNX Runtime's fusions look for.
+    torch.onnx.export(module, EXAMPLE, str(plain), input_names=list(NAMES), dynamic_axes=axes, dynamo=False)
+    fused = path.with_suffix(".fused")
+    optimizer.optimize_model(str(plain), "bert", num_heads=12, hidden_size=384).save_model_to_file(str(fused))
+    if job.dtype == "int8":
+        unknown = {"DefaultTensorType": onnx.TensorProto.FLOAT}  # what its own fused nodes answer
+        quantize_dynamic(fused, path, weight_type=QuantType.QInt8, per_channel=True, extra_options=unknown)
+    else:
+        fused.rename(path)
+    return path
+
+
+class Graph:
+    def __init__(self, task: str, job: Job) -> None:
+        self.texts = Texts(job.models["encoder" if task == "embed" else "reranker"])
+        self._sessions = {at_once: _session(graph(task, job), max(1, CORES // at_once)) for at_once in (CORES, 1)}
+        self._threads = ThreadPoolExecutor(CORES)
+
+    def run(self, texts: list, choice: tuple[int, int]) -> list:
+        at_once, size = choice
+        session = self._sessions[at_once]
+
+        def one(part):
+            places, feed = part
+            return places, session.run(None, feed)[0]
+
+        batches = self.texts.batches(texts, size)
+        return list(map(one, batches) if at_once == 1 else self._threads.map(one, batches))
+
+    def one(self, text: str):
+        return self._sessions[1].run(None, self.texts.one(text))[0]
+
+
+def _session(path: Path, threads: int) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+job = load_job()
+work = job.work
+tasks, settings = {}, {}
+if "embed" in job.tasks or "embed_one" in job.tasks:
+    embedder = Graph("embed", job)
+    settings["embed at once and batch"] = embed_choice = fastest(CHOICES, lambda c: embedder.run(work.embed_texts, c))
+    tasks["embed"] = Task(lambda _: embedder.run(work.embed_texts, embed_choice), in_order)
+    tasks["embed_one"] = Task(lambda _: embedder.one(SHORT_TEXT), lambda vectors: vectors.tolist())
+if "rerank" in job.tasks:
+    ranker = Graph("rerank", job)
+    pairs = [(work.rerank_query, document) for document in work.rerank_documents]
+    settings["rerank at once and batch"] = rerank_choice = fastest(CHOICES, lambda c: ranker.run(pairs, c))
+    tasks["rerank"] = Task(
+        lambda _: ranker.run(pairs, rerank_choice), lambda parts: [row[0] for row in in_order(parts)]
+    )
+
+serve("onnxruntime", onnxruntime.__version__, job, tasks, settings)
