@@ -69,14 +69,18 @@ def times_faster(ours: float, theirs: float, unit: str) -> float:
 def verdicts(figures: list[Figure]) -> list[dict[str, Any]]:
     """Each aim that these figures decide: the best peer, the ratio of the medians, and that of each round.
 
-    A figure has ``engine``, ``dtype``, ``task``, ``unit`` and ``rounds``, one value each. Ours with other options
-    (``bfloat16-no-drafts``) is held against the same aims.
+    A figure has ``engine``, ``dtype``, ``task``, ``unit`` and ``rounds``, one value each. Where ours guesses tokens
+    ahead, the best peer is found among those that do and those that do not; where it does not (``-no-drafts``), among
+    those that do not.
     """
     found = []
     for aim in AIMS:
         ours = [each for each in _of(figures, aim.task, (US,)) if precision(each["dtype"]) == aim.dtype]
-        peers = [each for each in _of(figures, aim.task, aim.peers) if each["dtype"] in aim.dtypes]
-        found += [_verdict(aim, each, peers) for each in ours if peers]
+        peers = [each for each in _of(figures, aim.task, aim.peers) if precision(each["dtype"]) in aim.dtypes]
+        for each in ours:
+            plain = each["dtype"].endswith("-no-drafts")
+            fair = [peer for peer in peers if not (plain and peer["dtype"].endswith("-drafts"))]
+            found += [_verdict(aim, each, fair)] if fair else []
     return found
 
 

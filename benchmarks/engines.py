@@ -30,16 +30,18 @@ US = "pyruntime"
 EMBED = ("embed", "embed_one")
 ENCODER = (*EMBED, "rerank")
 GENERATE = tuple(f"generate_{streams}" for streams in STREAMS)
-DECODER = ("score", *GENERATE)
 #: What is measured with engines that live at the same time: all at once would not fit into 24 GB.
-GROUPS = (ENCODER, DECODER)
-NO_DRAFTS = "bfloat16-no-drafts"
+GROUPS = (ENCODER, ("score",), GENERATE)
 
 
 @dataclass(frozen=True)
 class Kind:
     """One process: which engine, in which precision, for which tasks. ``options`` are the server's, of ours alone;
-    ``beside``: the precisions of ours that this peer is compared with.
+    ``beside``: the kinds of ours that this peer is compared with.
+
+    What guessing tokens ahead gains depends on how much continuations repeat themselves, and greedy ones of this
+    workload do. So Generate is measured with and without: ours guesses unless it is told not to (``-no-drafts``), peers
+    where they are told to (``-drafts``).
     """
 
     engine: str
@@ -49,16 +51,19 @@ class Kind:
     beside: tuple[str, ...] = ()
 
 
+_INT8 = ("--dtype", "bfloat16", "--quantization", "int8")
+_OFF = ("--speculation", "off")
 OURS = (
     Kind(US, "bfloat16", tuple(UNITS), ("--dtype", "bfloat16")),
+    Kind(US, "bfloat16-no-drafts", GENERATE, ("--dtype", "bfloat16", *_OFF)),
     Kind(US, "float32", EMBED, ("--dtype", "float32")),
-    Kind(US, "int8", (*ENCODER, *GENERATE), ("--dtype", "bfloat16", "--quantization", "int8")),
-    # What drafts gain depends on how much the continuations repeat themselves, and those of this workload do.
-    Kind(US, NO_DRAFTS, GENERATE, ("--dtype", "bfloat16", "--speculation", "off")),
+    Kind(US, "int8", (*ENCODER, *GENERATE), _INT8),
+    Kind(US, "int8-no-drafts", ("generate_1",), (*_INT8, *_OFF)),
 )
-_BFLOAT16 = ("bfloat16", "int8", NO_DRAFTS)
+_BFLOAT16 = ("bfloat16", "bfloat16-no-drafts", "int8")
 PEERS = (
     *(Kind("vllm", "bfloat16", tasks, beside=_BFLOAT16) for tasks in (EMBED, ("rerank",), ("score",), GENERATE)),
+    Kind("vllm", "bfloat16-drafts", GENERATE, beside=("bfloat16",)),
     Kind("vllm", "float32", EMBED, beside=("float32",)),
     Kind("openvino", "bfloat16", ENCODER, beside=_BFLOAT16),
     Kind("openvino", "float32", EMBED, beside=("float32",)),
@@ -67,8 +72,10 @@ PEERS = (
     Kind("onnxruntime", "int8", EMBED, beside=("int8",)),
     Kind("sentence-transformers", "bfloat16", ENCODER, beside=_BFLOAT16),
     Kind("sentence-transformers", "float32", EMBED, beside=("float32",)),
-    Kind("llama.cpp", "bfloat16", ("generate_1",), beside=("bfloat16", NO_DRAFTS)),
-    Kind("llama.cpp", "int8", ("generate_1",), beside=("int8",)),
+    Kind("llama.cpp", "bfloat16", ("generate_1",), beside=("bfloat16", "bfloat16-no-drafts")),
+    Kind("llama.cpp", "bfloat16-drafts", ("generate_1",), beside=("bfloat16",)),
+    Kind("llama.cpp", "int8", ("generate_1",), beside=("int8", "int8-no-drafts")),
+    Kind("llama.cpp", "int8-drafts", ("generate_1",), beside=("int8",)),
 )
 
 

@@ -31,7 +31,9 @@ FIGURES = [
     figure("pyruntime", "bfloat16", "embed_one", "p50_ms", 2.0, 2.2, 1.9),
     figure("openvino", "bfloat16", "embed_one", "p50_ms", 1.0, 1.1, 1.0),
     figure("pyruntime", "bfloat16-no-drafts", "generate_16", "tokens_per_s", 100.0, 100.0, 100.0),
+    figure("pyruntime", "bfloat16", "generate_16", "tokens_per_s", 300.0, 300.0, 300.0),
     figure("vllm", "bfloat16", "generate_16", "tokens_per_s", 80.0, 50.0, 80.0),
+    figure("vllm", "bfloat16-drafts", "generate_16", "tokens_per_s", 120.0, 120.0, 120.0),
 ]
 
 
@@ -53,14 +55,19 @@ def test_the_workload_is_the_one_that_older_figures_refer_to(room: None) -> None
 
 
 def test_an_aim_is_held_against_the_best_peer_that_keeps_the_precision(room: None) -> None:
-    embed, one, generate = sorted(module("aims").verdicts(FIGURES), key=lambda verdict: verdict["task"])[:1] + [
-        next(each for each in module("aims").verdicts(FIGURES) if each["task"] == task)
-        for task in ("embed_one", "generate_16")
-    ]
+    found = {(each["task"], each["dtype"]): each for each in module("aims").verdicts(FIGURES)}
+    embed, one = found["embed", "bfloat16"], found["embed_one", "bfloat16"]
     assert (embed["against"], embed["ratio"], embed["met"]) == ("vllm bfloat16", 2.0, True)
     assert embed["rounds"] == [2.0, 2.0, 1.68]
     assert (one["against"], one["ratio"], one["met"]) == ("openvino bfloat16", 0.5, False)
-    assert (generate["dtype"], generate["ratio"], generate["met"]) == ("bfloat16-no-drafts", 1.25, False)
+
+
+def test_drafts_are_held_against_drafts_and_none_against_none(room: None) -> None:
+    found = {each["dtype"]: each for each in module("aims").verdicts(FIGURES) if each["task"] == "generate_16"}
+    assert {dtype: (each["against"], each["ratio"]) for dtype, each in found.items()} == {
+        "bfloat16-no-drafts": ("vllm bfloat16", 1.25),
+        "bfloat16": ("vllm bfloat16-drafts", 2.5),
+    }
 
 
 def test_an_aim_without_a_peer_is_not_decided(room: None) -> None:
@@ -102,7 +109,7 @@ def test_a_part_of_a_run_starts_only_what_it_needs(room: None) -> None:
     engines = module("engines")
     found = engines.chosen(["bfloat16"], ["vllm", "llama.cpp"], lambda task: task == "score")
     assert [(kind.engine, tasks) for kind, tasks in found] == [("pyruntime", ["score"]), ("vllm", ["score"])]
-    assert all(len({task in group for task in tasks}) == 1 for _, tasks in found for group in engines.GROUPS)
+    assert sorted(task for group in engines.GROUPS for task in group) == sorted(module("workload").UNITS)
 
 
 @pytest.fixture

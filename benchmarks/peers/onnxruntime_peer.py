@@ -1,8 +1,8 @@
 """ONNX Runtime on Embed and Rerank: float32, and int8 by its own dynamic quantisation (it has no bfloat16 on a CPU).
 
-Tried: the exported graph, and the same with ONNX Runtime's own fusions for BERT (attention, GELU, normalisation), which
-is what is measured; one run on all cores, or one a core at once, each with batches of 4 to 16 (longer ones
-hold more padding and were slower; the fastest of these is found at the start).
+With its own fusions for BERT (attention, GELU, normalisation). One run on all cores or one a core at once, with batches
+of 4 to 16: the fastest is found at the start. Of the ways to quantise, weights as int8 or uint8 and with or without
+the embeddings were tried; the least cosine to float32 was 0.98 to 0.99 in all.
 """
 
 from __future__ import annotations

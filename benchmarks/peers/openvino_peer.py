@@ -1,8 +1,8 @@
 """OpenVINO on Embed and Rerank, from the models' own float32 weights, in bfloat16 or float32.
 
-Tried: graphs traced from eager attention and from SDPA, by way of ONNX and without (no difference beyond noise); one
-request on all cores, or one a core at once, each with batches of 4 to 16 (the fastest of these is found at the start:
-short batches, which hold little padding, and a request a core).
+Tried: graphs from eager attention, by way of ONNX and without (no faster than those from SDPA, which are measured);
+one request on all cores or one a core at once, with batches of 4 to 64. Short batches hold the least padding; which is
+fastest of 4 to 16, and of the two ways, is found at the start.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Score has no twin in process: one greedy token with the log-probabilities of the labels, which takes the same forward
 and the same softmax over the vocabulary. Tried: the five likeliest labels instead of the two that are asked for, as
-older releases need it; threads bound to all cores, which is what it does by itself as well.
+older releases need it. With drafts (``…-drafts``) it looks them up in the prompt (``ngram``).
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from workload import LABELS, NEW_TOKENS, SHORT_TEXT, streams_of
 
 job = load_job()
 work = job.work
+precision, _, drafts = job.dtype.partition("-")
+LOOKUP = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
 tasks: dict[str, Task] = {}
 
 
 def decoder(prefix_caching: bool) -> LLM:
     return LLM(
         job.models["decoder"],
-        dtype=job.dtype,
+        dtype=precision,
         max_model_len=2048,
         max_num_seqs=64,
         enable_prefix_caching=prefix_caching,
+        speculative_config=LOOKUP if drafts else None,
     )
 
 
 def add_embed() -> None:
-    llm = LLM(job.models["encoder"], runner="pooling", dtype=job.dtype, enable_prefix_caching=False)
+    llm = LLM(job.models["encoder"], runner="pooling", dtype=precision, enable_prefix_caching=False)
 
     def vectors(outputs) -> list[list[float]]:
         return [output.outputs.embedding for output in outputs]
@@ -43,7 +46,7 @@ def add_embed() -> None:
 
 
 def add_rerank() -> None:
-    llm = LLM(job.models["reranker"], runner="pooling", dtype=job.dtype, enable_prefix_caching=False)
+    llm = LLM(job.models["reranker"], runner="pooling", dtype=precision, enable_prefix_caching=False)
     raw = vllm.PoolingParams(use_activation=False)
 
     def rerank(_: int):
