@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +20,23 @@ from typing import Any
 
 import load
 import psutil
+from aims import US, precision
 from answers import answers
 from meter import Meter
 from server_process import ROOT, started_server
 from workload import STREAMS, UNITS, Workload
 
 HERE = Path(__file__).resolve().parent
-US = "pyruntime"
 EMBED = ("embed", "embed_one")
 ENCODER = (*EMBED, "rerank")
 GENERATE = tuple(f"generate_{streams}" for streams in STREAMS)
-#: What is measured with engines that live at the same time: all at once would not fit into 24 GB.
-GROUPS = (ENCODER, ("score",), GENERATE)
+#: Tasks and precisions of the engines that live at the same time: all at once would not fit into 24 GB.
+GROUPS = (
+    (ENCODER, ("float32", "bfloat16", "int8")),
+    (("score",), ("bfloat16",)),
+    (GENERATE, ("bfloat16",)),
+    (GENERATE, ("int8",)),
+)
 
 
 @dataclass(frozen=True)
@@ -82,10 +87,8 @@ PEERS = (
 class Server:
     """Ours. ``runner`` keeps one event loop for the whole run, as grpc.aio wants it."""
 
-    version = "this checkout"
-
     def __init__(self, kind: Kind, address: str, pid: int, work: Workload, runner: asyncio.Runner) -> None:
-        self.kind, self.pid = kind, pid
+        self.kind, self.pid, self.version = kind, pid, _commit()
         self.settings: dict[str, Any] = {}
         self._address, self._work, self._runner = address, work, runner
 
@@ -117,6 +120,12 @@ class Server:
         spent_on = amount * passes + load.WARM_CALLS if task == "embed_one" else amount * (passes + 1)
         numbers = {key: float(value) for key, value in figures.items() if isinstance(value, float)}
         return {**numbers, "cpu_ms_each": meter.cpu_s * 1e3 / spent_on, "peak_mb": meter.peak_rss_mb}
+
+
+def _commit() -> str:
+    """Of this checkout, ``-dirty`` where it has been edited since."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 class Peer:
@@ -188,9 +197,14 @@ def cpu_seconds(engines: list[Engine]) -> float:
     return sum(each.user + each.system for each in times)
 
 
-def chosen(dtypes: list[str], peers: list[str], wanted: Callable[[str], bool]) -> list[tuple[Kind, list[str]]]:
-    """The processes of a run, each with its tasks: ours in ``dtypes``, and those of ``peers`` beside them."""
+def groups(dtypes: list[str], peers: list[str], only: list[str]) -> list[list[tuple[Kind, list[str]]]]:
+    """The processes of a run, each with its tasks, by the group that it lives in: ours in ``dtypes``, and those of
+    ``peers`` that these are compared with.
+    """
     kinds = [kind for kind in OURS if kind.dtype in dtypes]
     kinds += [kind for kind in PEERS if kind.engine in peers and set(kind.beside) & set(dtypes)]
-    found = [(kind, [task for task in kind.tasks if wanted(task)]) for kind in kinds]
-    return [(kind, tasks) for kind, tasks in found if tasks]
+    found = []
+    for tasks, precisions in GROUPS:
+        members = [(kind, [task for task in kind.tasks if task in tasks and task in only]) for kind in kinds]
+        found.append([(kind, due) for kind, due in members if due and precision(kind.dtype) in precisions])
+    return [members for members in found if members]

@@ -31,12 +31,12 @@ sys.path.insert(0, str(HERE.parent))
 import aims  # noqa: E402
 import report  # noqa: E402
 from bench_models import bench_models  # noqa: E402
-from engines import GROUPS, OURS, PEERS, Engine, Kind, chosen, cpu_seconds, running  # noqa: E402
+from engines import GENERATE, OURS, PEERS, Engine, Kind, cpu_seconds, groups, running  # noqa: E402
 from workload import UNITS, Workload, make_workload  # noqa: E402
 
 DTYPES = tuple(kind.dtype for kind in OURS)
 PEER_NAMES = tuple(dict.fromkeys(kind.engine for kind in PEERS))
-TASKS = tuple(dict.fromkeys(task.split("_")[0] if "generate" in task else task for task in UNITS))
+TASKS = (*UNITS, "generate")
 IDLE_SHARE = 0.02
 
 
@@ -52,12 +52,8 @@ def main() -> None:
     models = bench_models(HERE.parent / "build" / "bench-models", _say)
     bench = Bench(options, models, make_workload().reduced(options.share))
     with asyncio.Runner() as runner:
-        for group in GROUPS:
-            kinds = chosen(
-                options.dtype, options.peers, lambda task, group=group: task in group and _wanted(task, options)
-            )
-            if kinds:
-                bench.run_group(kinds, runner)
+        for kinds in groups(options.dtype, options.peers, options.only):
+            bench.run_group(kinds, runner)
     verdicts = aims.verdicts(bench.figures)
     kept = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     result = {"machine": _machine(), "options": kept, "engines": bench.engines, "checks": bench.checks}
@@ -148,10 +144,6 @@ def _named(task: str, engine: Engine) -> dict[str, Any]:
     return {"engine": engine.kind.engine, "dtype": engine.kind.dtype, "task": task}
 
 
-def _wanted(task: str, options: argparse.Namespace) -> bool:
-    return task in options.only or ("generate" in options.only and task.startswith("generate_"))
-
-
 def _options() -> argparse.Namespace:
     def names(known: tuple[str, ...]) -> Any:
         def parsed(text: str) -> list[str]:
@@ -167,13 +159,14 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--dtype", type=names(DTYPES), default=["bfloat16"], metavar="NAME,…", help=f"ours in: {', '.join(DTYPES)}")
     add("--peers", type=names(PEER_NAMES), default=[], metavar="NAME,…", help=f"beside: {', '.join(PEER_NAMES)}")
-    only = TASKS + tuple(UNITS)
-    add("--only", type=names(only), default=list(UNITS), metavar="TASK,…", help=f"some of: {', '.join(TASKS)}")
+    add("--only", type=names(TASKS), default=list(UNITS), metavar="TASK,…", help=f"some of: {', '.join(TASKS)}")
     add("--rounds", type=int, default=5, help="turns of each engine at each task [5]")
     add("--passes", type=int, default=2, help="the best of so many, behind a warm-up, is a turn's figure [2]")
     add("--share", type=int, default=1, help="every so many-th text only; a quick look [1]")
     add("--output", type=Path, default=HERE / "results")
     options = parser.parse_args()
+    if "generate" in options.only:
+        options.only += GENERATE
     if options.full:
         options.dtype, options.peers = list(DTYPES), list(PEER_NAMES)
     return options

@@ -96,20 +96,29 @@ def test_answers_may_be_as_far_from_float32_as_their_precision_allows(
     assert module("aims").allowed(engine, dtype, task) == distance
 
 
-def test_every_aim_has_processes_that_decide_it(room: None) -> None:
+def test_every_aim_has_processes_of_one_group_that_decide_it(room: None) -> None:
     engines, aims = module("engines"), module("aims")
     for aim in aims.AIMS:
-        kinds = [
-            kind for kind, tasks in engines.chosen([aim.dtype], list(aim.peers), lambda _: True) if aim.task in tasks
-        ]
-        assert {kind.engine for kind in kinds} == {"pyruntime", *aim.peers}
+        found = engines.groups([aim.dtype], list(aim.peers), [aim.task])
+        assert [{kind.engine for kind, _ in members} for members in found] == [{"pyruntime", *aim.peers}]
 
 
 def test_a_part_of_a_run_starts_only_what_it_needs(room: None) -> None:
+    (members,) = module("engines").groups(["bfloat16", "int8"], ["vllm", "llama.cpp"], ["score"])
+    assert [(kind.engine, kind.dtype, tasks) for kind, tasks in members] == [
+        ("pyruntime", "bfloat16", ["score"]),
+        ("vllm", "bfloat16", ["score"]),
+    ]
+
+
+def test_every_process_has_its_turn_at_every_task_of_its_own(room: None) -> None:
     engines = module("engines")
-    found = engines.chosen(["bfloat16"], ["vllm", "llama.cpp"], lambda task: task == "score")
-    assert [(kind.engine, tasks) for kind, tasks in found] == [("pyruntime", ["score"]), ("vllm", ["score"])]
-    assert sorted(task for group in engines.GROUPS for task in group) == sorted(module("workload").UNITS)
+    kinds = [*engines.OURS, *engines.PEERS]
+    names = list({kind.engine for kind in kinds})
+    found = engines.groups([kind.dtype for kind in engines.OURS], names, list(module("workload").UNITS))
+    placed = [(kind, task) for members in found for kind, tasks in members for task in tasks]
+    assert len(placed) == len(set(placed))
+    assert set(placed) == {(kind, task) for kind in kinds for task in kind.tasks}
 
 
 @pytest.fixture
