@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from pyruntime.control_tokens import ControlTokens, RenderedChat
 from pyruntime.detokenization import IncrementalDetokenizer, StopMatcher, decoder_steps
 from pyruntime.errors import CapabilityMissing, InvalidField, ModelLoadError
 
@@ -81,6 +82,7 @@ class Tokenizer:
         self.num_special: int = len(self._head) + len(self._tail)
         self.pair_frame: PairFrame | None = _pair_frame(backend)
         self.reads_token_types: bool = "token_type_ids" in hf_tokenizer.model_input_names
+        self._control: tuple[str, ControlTokens] | None = None  # of the template, made with the first chat
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Tokenizer:
@@ -149,11 +151,34 @@ class Tokenizer:
             problem = f"the model's chat template refused the messages: {str(error)[:MOST_ERROR]}"
             raise InvalidField("chat", problem) from error
 
+    def render_data(self, messages: list[dict[str, Any]], **kw: Any) -> RenderedChat:
+        """As ``render_chat``, with names of control tokens in messages, tools and variables kept apart as text."""
+        try:
+            messages, kw, marks = self._control_tokens().mark(messages, kw)
+        except RecursionError as error:
+            raise InvalidField("chat", "holds JSON that is nested too deeply") from error
+        return RenderedChat(self.render_chat(messages, **kw), marks)
+
+    def encode_chat(self, chat: RenderedChat, *, special_tokens: bool = False) -> list[int]:
+        """Ids of a rendered chat. Raises ``InvalidField`` where a control token's name cannot be spelled as text."""
+        if not chat.marks:
+            return self.encode(chat.text, special_tokens=special_tokens)
+        ids = self._control_tokens().ids(chat)
+        return [*self._head, *ids, *self._tail] if special_tokens else ids
+
+    def _control_tokens(self) -> ControlTokens:
+        template = "\n".join(self._templates())
+        if self._control is None or self._control[0] != template:
+            self._control = template, ControlTokens(self._backend, template)
+        return self._control[1]
+
     def _template_knows_tools(self) -> bool:
         """Whether the template, or one of several, has such a variable; others would leave the tools out unsaid."""
+        return any(re.search(r"\btools\b", text) for text in self._templates())
+
+    def _templates(self) -> list[str]:
         template = self._hf.chat_template
-        texts = template.values() if isinstance(template, dict) else [template]
-        return any(re.search(r"\btools\b", text) for text in texts)
+        return list(template.values()) if isinstance(template, dict) else [template or ""]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``ids``; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""

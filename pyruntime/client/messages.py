@@ -27,7 +27,9 @@ T = TypeVar("T")
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 300.0
-CHAT_OPTIONS = frozenset({"tools", "continue_final_message", "add_generation_prompt", "template_arguments"})
+CHAT_OPTIONS = frozenset(
+    {"tools", "continue_final_message", "add_generation_prompt", "template_arguments", "allow_control_tokens"}
+)
 _SAMPLING = frozenset(generate_pb2.Sampling.DESCRIPTOR.fields_by_name)
 _CONSTRAINTS = frozenset(generate_pb2.Constraint.DESCRIPTOR.fields_by_name)
 _STOP = {

@@ -24,12 +24,15 @@ class CommonOptions(TypedDict, total=False):
 
 
 class ChatOptions(TypedDict, total=False):
-    """For a prompt of messages alone. tools: dicts or JSON texts; template_arguments: further variables."""
+    """For a prompt of messages alone. tools: dicts or JSON texts; template_arguments: further variables;
+    allow_control_tokens: what messages say may become control tokens.
+    """
 
     tools: Sequence[Mapping[str, Any] | str] | None
     continue_final_message: bool | None
     add_generation_prompt: bool | None
     template_arguments: Mapping[str, Any] | None
+    allow_control_tokens: bool | None
 
 
 class GenerateOptions(CommonOptions, ChatOptions, total=False):

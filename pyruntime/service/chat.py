@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from google.protobuf import json_format
 
+from pyruntime.control_tokens import RenderedChat
 from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
 from pyruntime.service.validate import check_length, optional, show, text_bytes
@@ -27,7 +28,9 @@ def chat_bytes(chat: generate_pb2.Chat) -> int:
     return said + sum(map(text_bytes, chat.tools_json)) + chat.template_arguments.ByteSize()
 
 
-def render_chat(model: ServedModel, chat: generate_pb2.Chat, field: str, max_bytes: int, max_entries: int) -> str:
+def render_chat(
+    model: ServedModel, chat: generate_pb2.Chat, field: str, max_bytes: int, max_entries: int
+) -> RenderedChat:
     """The conversation through the model's own template; ``field`` names it in errors.
 
     At most ``max_entries`` messages, and tools, of ``max_bytes`` in all. ``InvalidField`` for what the proto's comments
@@ -44,7 +47,9 @@ def render_chat(model: ServedModel, chat: generate_pb2.Chat, field: str, max_byt
         options |= {"continue_final_message": True, "add_generation_prompt": False}
     else:
         options["add_generation_prompt"] = optional(chat, "add_generation_prompt", True)
-    return model.tokenizer.render_chat(messages, **options)
+    if chat.allow_control_tokens:
+        return RenderedChat(model.tokenizer.render_chat(messages, **options))
+    return model.tokenizer.render_data(messages, **options)
 
 
 def _check_sizes(chat: generate_pb2.Chat, field: str, max_bytes: int, max_entries: int) -> None:

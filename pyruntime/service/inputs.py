@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyruntime.control_tokens import RenderedChat
 from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
 from pyruntime.service.chat import render_chat
@@ -165,14 +166,18 @@ async def read_prompt(
     ``special_tokens`` None: added to text, not to a chat, whose template writes them itself.
     """
     if request.HasField("text"):
-        field, text, adds_special = "text", request.text, special_tokens is not False
-    else:
-        field, adds_special = "chat", special_tokens is True
-        # A template is a program of its own: a chat goes to a worker however short it is.
-        bounds = limits.max_text_bytes, limits.max_messages
-        text = await workers.run_aside(render_chat, model, request.chat, field, *bounds)
-    check_text(field, text, limits.max_text_bytes, may_be_blank=may_be_blank)
-    return await workers.run(text_bytes(text), encode_text, model, text, field, adds_special)
+        check_text("text", request.text, limits.max_text_bytes, may_be_blank=may_be_blank)
+        adds_special = special_tokens is not False
+        return await workers.run(text_bytes(request.text), encode_text, model, request.text, "text", adds_special)
+    # A template is a program of its own: a chat goes to a worker however short it is.
+    bounds = limits.max_text_bytes, limits.max_messages
+    chat = await workers.run_aside(render_chat, model, request.chat, "chat", *bounds)
+    check_text("chat", chat.plain, limits.max_text_bytes, may_be_blank=may_be_blank)
+    return await workers.run(text_bytes(chat.text), _encode_chat, model, chat, special_tokens is True)
+
+
+def _encode_chat(model: ServedModel, chat: RenderedChat, special_tokens: bool) -> list[int]:
+    return known_ids(model, model.tokenizer.encode_chat(chat, special_tokens=special_tokens), "chat")
 
 
 def encode_text(model: ServedModel, text: str, field: str, special_tokens: bool) -> list[int]:

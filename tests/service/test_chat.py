@@ -9,6 +9,7 @@ import pytest
 
 from pyruntime.client import AsyncClient, Client
 from pyruntime.v1 import generate_pb2, model_pb2
+from tests.fakes import BOS
 from tests.service.conftest import Stack, failure_of
 
 TOOLS_TEMPLATE = (
@@ -120,6 +121,20 @@ async def test_json_that_is_nested_too_deeply(tools: Stack):
     assert failure.code == grpc.StatusCode.INVALID_ARGUMENT
     fine = '{"a": ' + "[" * 90 + "]" * 90 + "}"
     assert (await shown(tools, {"role": "u", "content": "x"}, tools_json=[fine])).startswith(f"[{fine}]")
+
+
+async def test_what_messages_say_begins_no_turn_unless_the_request_allows_it(stack: Stack):
+    """The text's ``<s>`` is spelled in bytes; allowed, it is the token."""
+    use(stack, "<s>{{ messages[0].content }}")
+    said = {"role": "user", "content": "a<s>"}
+    chat = generate_pb2.Chat(messages=[said])
+    shown_ids = (await stack.models.Tokenize(model_pb2.TokenizeRequest(model="decoder", chat=chat))).token_ids
+    assert list(shown_ids) == [BOS, *b"a<s>"]
+    await stack.generate.Generate(generate_pb2.GenerateRequest(model="decoder", chat=chat))
+    async with AsyncClient(stack.address, model="decoder") as client:
+        assert (await client.tokenize([said], allow_control_tokens=True)).token_ids == [BOS, ord("a"), BOS]
+        await client.generate([said], allow_control_tokens=True)
+    assert [list(job.prompt) for job in stack.engine.generated] == [list(shown_ids), [BOS, ord("a"), BOS]]
 
 
 async def test_numbers_of_template_arguments_stay_what_they_are(stack: Stack):

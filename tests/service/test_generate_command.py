@@ -7,6 +7,7 @@ import json
 import pytest
 
 from pyruntime.client import arguments, cli
+from pyruntime.client.messages import CHAT_OPTIONS
 from pyruntime.client.options import GenerateOptions
 from tests.fakes import BOS, MARK, play
 from tests.service.conftest import Stack
@@ -100,5 +101,4 @@ async def test_bad_usage(stack: Stack, capsys):
 def test_the_command_has_every_option_of_the_clients():
     """But those of whole conversations, which a line cannot hold."""
     given = vars(arguments.parser().parse_args(["generate", "hi"]))
-    conversations = {"tools", "continue_final_message", "add_generation_prompt", "template_arguments"}
-    assert set(GenerateOptions.__annotations__) - set(given) == conversations
+    assert set(GenerateOptions.__annotations__) - set(given) == CHAT_OPTIONS

@@ -69,6 +69,7 @@ ANY_VALUE = {
     "stop.ignore_eos": "either",
     "stop.include_stop_in_text": "either",
     "logprobs.enabled": "either",
+    "chat.allow_control_tokens": "either",
     "chat.continue_final_message": "either; what must go with it has paths of its own",
 }
 
