@@ -165,17 +165,6 @@ async def test_a_foreseen_row_that_is_not_finite_fails_the_request_behind_the_to
     assert (chain.sequence.state, len(chain.cache)) == (State.FINISHED, 0)
 
 
-async def test_no_drafts_where_a_constraint_knows_one_token_ahead_only():
-    class Free:
-        def matcher(self, stop_ids):
-            return object()
-
-    request = generate([1] * 10, 5, n=2)
-    assert [each.draft_limit for each in GenerateJob(request).sequences] == [15, 15]
-    constrained = dataclasses.replace(request, constraint=Free())
-    assert [each.draft_limit for each in GenerateJob(constrained).sequences] == [0, 0]
-
-
 async def test_what_is_taken_at_once_is_bounded():
     inbox = Inbox()
     inbox.put([TokenEvent(0, token) for token in range(MOST_TAKEN + 10)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher
@@ -17,6 +17,15 @@ from pyruntime.errors import InvalidField
 # Processor time that following a request's texts may take, all its continuations together: so much at first, and so
 # much more with each token. A schema takes 0.1 ms a token, patterns over letters of any script up to 3 ms.
 FIRST_S, TOKEN_S = 2.0, 0.002
+# What of it is taken while others wait.
+AT_ONCE_S = 0.01
+
+
+class Foreseen(NamedTuple):
+    """A token that may come, and the mask behind it."""
+
+    token_id: int
+    mask: Any
 
 
 class Constraint:
@@ -49,6 +58,15 @@ class Constraint:
         matcher.begin(self._first)
         return matcher
 
+    @property
+    def is_costly(self) -> bool:
+        """Following it takes so long that others would notice."""
+        return self._left_s < FIRST_S - AT_ONCE_S
+
+    def note_guess(self, taken_s: float) -> None:
+        """Count processor time that went into a token which may not come."""
+        self._left_s -= taken_s
+
     def spend(self, taken_s: float) -> None:
         """Count processor time of one token. Raises ``InvalidField`` when there is none left."""
         self._left_s = min(FIRST_S, self._left_s + TOKEN_S - taken_s)
@@ -61,7 +79,8 @@ class Matcher:
     """Follows one continuation. For one thread at a time.
 
     ``mask``: int32 [ceil(vocab_size / 32)]; token v is allowed when bit v % 32 of word v // 32 is set. ``unwanted``:
-    end-of-sequence tokens that do not end this continuation; they are taken out.
+    end-of-sequence tokens that do not end this continuation; they are taken out. ``foreseen``: what ``foresee`` found
+    last, as far as it has come true since.
     """
 
     def __init__(self, constraint: Constraint, state: LLMatcher, unwanted: frozenset[int]) -> None:
@@ -70,6 +89,7 @@ class Matcher:
         self._state = state
         self._unwanted = unwanted
         self._is_first = len(constraint.vocabulary.twin_ids) > 0
+        self.foreseen: list[Foreseen] = []
 
     def begin(self, mask: Any) -> None:
         """Take over the mask of the beginning, which is the same for all."""
@@ -82,11 +102,61 @@ class Matcher:
         Raises ``InvalidField`` when the text can neither end nor go on, or following it takes more than the limits.
         """
         start = time.thread_time()
-        if not self._state.consume_token(self._spelled(token_id)):
-            raise InvalidField(self.constraint.field, f"cannot be followed: {shorten(self._state.get_error())}")
-        is_complete = self.look()
+        foreseen, self.foreseen = self.foreseen, []
+        self._consume(token_id)
+        if foreseen and foreseen[0].token_id == token_id:
+            self.mask, self.foreseen = foreseen[0].mask, foreseen[1:]
+            is_complete = False
+        else:
+            is_complete = self.look()
         self.constraint.spend(time.thread_time() - start)
         return is_complete
+
+    def foresee(self, guesses: list[int], most: int) -> list[int]:
+        """At most ``most`` tokens to come: those that must, and ``guesses`` where these may.
+
+        The text can go on behind each of them, with ``foreseen``. Nothing moves. There are none while following is
+        costly, nor before a text has begun.
+        """
+        self.foreseen = []
+        if self._is_first:
+            return []
+        ahead = Matcher(self.constraint, self._state.deep_copy(), self._unwanted)
+        ahead.mask, ahead._is_first = self.mask, False
+        for place in range(most):
+            token_id = ahead._only_token()
+            if token_id is None and place < len(guesses):
+                token_id = guesses[place]
+            if token_id is None or self.constraint.is_costly or not ahead._may_follow(token_id):
+                break
+            if guesses[place : place + 1] != [token_id]:
+                guesses = []
+            self.foreseen.append(Foreseen(token_id, ahead.mask))
+        return [each.token_id for each in self.foreseen]
+
+    def _only_token(self) -> int | None:
+        """The one token that may follow, if it is one."""
+        (places,) = self.mask.nonzero()
+        word = int(self.mask[places[0]]) & 0xFFFFFFFF if len(places) == 1 else 0
+        return int(places[0]) * 32 + word.bit_length() - 1 if word.bit_count() == 1 else None
+
+    def _may_follow(self, token_id: int) -> bool:
+        """Follow a token that need not come, with a mask of its own; whether the text can go on behind it."""
+        if not self.allows(token_id) or token_id in self.constraint.vocabulary.eos_ids:
+            return False
+        start = time.thread_time()
+        self.mask = np.zeros_like(self.mask)
+        try:
+            self._consume(token_id)
+            return not self.look()
+        except InvalidField:
+            return False
+        finally:
+            self.constraint.note_guess(time.thread_time() - start)
+
+    def _consume(self, token_id: int) -> None:
+        if not self._state.consume_token(self._spelled(token_id)):
+            raise InvalidField(self.constraint.field, f"cannot be followed: {shorten(self._state.get_error())}")
 
     def look(self) -> bool:
         """Read the mask of the present state; as ``advance``."""

@@ -19,7 +19,8 @@ class Ahead:
     __slots__ = ("_length", "index", "last", "matcher", "num_generated", "payload")
 
     def __init__(self, sequence: Any, count: int, last: int) -> None:
-        self.payload, self.index, self.matcher = sequence.payload, sequence.index, sequence.matcher
+        self.payload, self.index = sequence.payload, sequence.index
+        self.matcher = sequence.matcher and sequence.matcher.foreseen[count - 1]
         self.num_generated = sequence.num_generated + count
         self.last = last
         self._length = len(sequence) + count

@@ -69,7 +69,7 @@ class GenerateJob(Job):
         ]
         super().__init__([first, *others])
         for sequence in self.sequences:
-            sequence.draft_limit = _draft_limit(request)
+            sequence.draft_limit = len(request.prompt) + request.stop.max_new_tokens
         if request.constraint is not None:
             for sequence in self.sequences:
                 sequence.matcher = request.constraint.matcher(request.stop.token_ids)
@@ -176,11 +176,6 @@ class GenerateJob(Job):
             outbox.add(self.loop, self.inbox.put, pending)
         if self.done:
             outbox.add(self.loop, self.inbox.end, self._error)
-
-
-def _draft_limit(request: GenerateRequest) -> int:
-    """As ``Sequence.draft_limit``. A constraint tells what may come next and no further, so none are drafted then."""
-    return 0 if request.constraint is not None else len(request.prompt) + request.stop.max_new_tokens
 
 
 def _row_reads(request: GenerateRequest) -> int:

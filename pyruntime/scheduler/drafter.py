@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Tokens
+from itertools import takewhile
 
 from pyruntime.scheduler.lookup import Lookup, following
 
@@ -57,6 +58,7 @@ class Drafter:
         self.read = self._lookup.read
         self._acceptances = [Acceptance(rate) for rate in FIRST_RATES]
         self._kind = self._acceptances[0]
+        self._proposed: list[int] = []
         self._offered: list[int] = []
         self._offered_at = 0
 
@@ -67,14 +69,17 @@ class Drafter:
         """
         self._learn(token_ids)
         place, num_equal = self._lookup.find(token_ids)
-        if not num_equal:
-            return []
-        self._kind = self._acceptances[num_equal >= LONG_MATCH]
-        return following(token_ids, place, self._kind.num_worthwhile(least, most))
+        self._proposed = []
+        if num_equal:
+            self._kind = self._acceptances[num_equal >= LONG_MATCH]
+            self._proposed = following(token_ids, place, self._kind.num_worthwhile(least, most))
+        return self._proposed
 
     def offer(self, token_ids: Tokens[int], drafts: list[int]) -> None:
-        """Those of the last proposal that the next step verifies."""
-        self._offered, self._offered_at = drafts, len(token_ids)
+        """What the next step verifies. Drafts that others made, instead or behind, teach nothing here."""
+        shared = zip(drafts, self._proposed, strict=False)
+        self._offered = [draft for draft, _ in takewhile(lambda pair: pair[0] == pair[1], shared)]
+        self._offered_at = len(token_ids)
 
     def _learn(self, token_ids: Tokens[int]) -> None:
         """Compare the last offer with what came, however many steps ago that was, and if it came at all."""

@@ -40,7 +40,8 @@ class Sequence:
     ``row_reads``: how often its head reads the whole vocabulary for each row of its prompt.
     ``payload``: what the task's head needs (sampling, pooling or label parameters), opaque here.
     ``draft_limit``: how long it may get, if its next tokens may be guessed ahead (``speculation.py``); 0: none are.
-    ``matcher``: of a constrained continuation, what may come next; it moves with the tokens. Opaque here.
+    ``matcher``: of a constrained continuation, what may come next; it moves with the tokens. Opaque here, but for
+    guesses, which it has to allow.
     """
 
     task: Task

@@ -56,7 +56,8 @@ class Speculation:
         if sequence.drafter is None:
             sequence.drafter = Drafter()
         self._num_to_read -= sequence.drafter.read(sequence.token_ids, self._num_to_read)
-        return sequence.drafter.propose(sequence.token_ids, least, most)
+        guesses = sequence.drafter.propose(sequence.token_ids, least, most)
+        return guesses if sequence.matcher is None else sequence.matcher.foresee(guesses, most)
 
     def _offer(self, plan: StepPlan, sequence: Sequence, drafts: list[int]) -> None:
         assert sequence.drafter is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import re
 
 import jsonschema
@@ -147,3 +148,47 @@ async def test_ids_that_the_model_lacks_are_in_no_mask(compile_, tokenizer, comp
     assert allowed == list(range(128))
     assert matcher.allows_any_but(range(127))
     assert not matcher.allows_any_but(range(128))
+
+
+FORESEEN = {
+    "json_schema": '{"properties": {"name": {"type": "string"}, "it": {"enum": ["abc", "abd"]}}, "required": ["name"]}',
+    "regex": r"(abc){2,4}[ab]{0,3}(def)?",
+    "choice": "a choice of one",
+    "grammar": 'root ::= "begin " item+ "end"\nitem ::= "item " [0-9]+ "; "',
+}
+
+
+@pytest.mark.parametrize(("kind", "text"), FORESEEN.items())
+async def test_what_is_foreseen_is_what_following_finds(compile_, kind, text):
+    """Random walks with guesses right and wrong: nothing moves, and each mask is that of the walk without guesses."""
+    constraint, rng = await compile_(kind, text), random.Random(kind)
+    num_foreseen = num_true = 0
+    for _ in range(12):
+        matcher, plain = constraint.matcher(STOPS), constraint.matcher(STOPS)
+        for _ in range(60):
+            allowed = [token for token in range(256) if plain.allows(token)]
+            if not allowed:
+                break
+            walk = [rng.choice(allowed), *rng.choices(b"abcdefin0;", k=3)]
+            found = matcher.foresee(walk if rng.random() < 0.7 else [], rng.randrange(6))
+            assert found == [each.token_id for each in matcher.foreseen]
+            token = found[0] if found and rng.random() < 0.8 else rng.choice(allowed)
+            num_foreseen, num_true = num_foreseen + len(found), num_true + (found[:1] == [token])
+            is_complete = plain.advance(token)
+            assert matcher.advance(token) == is_complete
+            assert matcher.mask.tolist() == plain.mask.tolist()
+            if is_complete:
+                break
+    assert num_foreseen > num_true > 30
+
+
+async def test_text_without_a_choice_is_foreseen_up_to_its_end(compile_):
+    matcher = (await compile_("regex", "abcdef[gh]")).matcher(STOPS)
+    assert bytes(matcher.foresee([], 4)) == b"abcd"
+    assert bytes(matcher.foresee([], 9)) == b"abcdef"
+    assert bytes(matcher.foresee(list(b"abcdefg"), 9)) == b"abcdef"  # nothing may follow the g
+    assert bytes(matcher.foresee(list(b"xyz"), 9)) == b"abcdef"
+    assert matcher.foresee([], 0) == []
+    costly = (await compile_("regex", "abcdef[gh]")).matcher(STOPS)
+    costly.constraint.note_guess(1.0)
+    assert costly.foresee([], 9) == []
