@@ -16,6 +16,7 @@ from pyruntime.jobs.outbox import Outbox
 from pyruntime.scheduler.load import SchedulerLoad
 from pyruntime.scheduler.plan import StepPlan
 from pyruntime.scheduler.scheduler import Scheduler
+from pyruntime.scheduler.sequence import Sequence
 from pyruntime.stats import EngineStats
 from pyruntime.step_runner import DeviceLost, Outcome, StepRunner
 from pyruntime.types import ModelInfo, Task
@@ -75,6 +76,7 @@ class StepLoop:
     def submit(self, job: Job) -> None:
         """Raises ``NotReady`` when closed, and as ``Admission.enter``."""
         assert job.ticket is not None
+        job.settled = lambda sequence: self.command(lambda: self._settle(job, sequence))
         with self._condition:
             if self.is_closed:
                 raise self.not_ready()
@@ -229,14 +231,23 @@ class StepLoop:
                 if sequence.task is Task.GENERATE:
                     self._stats.note_tokens(job, sequence, now)
         for job in touched:
-            if job not in self._jobs:
-                continue
-            if job.done:
-                self._stats.note_end(job)
-                self._end(job)
-            job.flush(self._outbox)
-            if job.is_behind and not job.done:
-                self._pause(job)
+            self._answer(job)
+
+    def _answer(self, job: Job) -> None:
+        """What a job has taken goes to its client; the job ends when that was all."""
+        if job not in self._jobs:
+            return
+        if job.done:
+            self._stats.note_end(job)
+            self._end(job)
+        job.flush(self._outbox)
+        if job.is_behind and not (job.done or job.paused):
+            self._pause(job)
+
+    def _settle(self, job: Job, sequence: Sequence) -> None:
+        if job in self._jobs and not job.done:
+            job.settle(sequence, self._scheduler)
+            self._answer(job)
 
     def _mark_started(self, plan: StepPlan, now: float) -> None:
         for sequence, _ in plan.entries:
@@ -249,43 +260,32 @@ class StepLoop:
                     self._stats.note_start(job, now)
 
     def _pause(self, job: Job) -> None:
-        job.paused = True
         self._stats.note_pause(job)
-        for sequence in job.sequences:
-            self._scheduler.pause(sequence)
+        job.pause(self._scheduler)
         if job.has_caught_up:  # while that was being said, so that the client's side did not see it
             self._resume(job)
 
     def _resume(self, job: Job) -> None:
         if job in self._jobs and job.paused and job.has_caught_up:
-            job.paused = False
-            for sequence in job.sequences:
-                self._scheduler.resume(sequence)
+            job.resume(self._scheduler)
 
     def _stop(self, job: Job, index: int | None) -> None:
         if job not in self._jobs:
             return
         if index is None:
             job.abandon()
-            self._drop(job)
+            job.drop(self._scheduler)
             self._end(job)
             return
         self._scheduler.finish(job.sequences[index])
         job.close_index(index)
-        if job.done:
-            self._stats.note_end(job)
-            self._end(job)
-        job.flush(self._outbox)
+        self._answer(job)
 
     def _fail(self, job: Job, error: PyruntimeError) -> None:
-        self._drop(job)
+        job.drop(self._scheduler)
         job.fail(error)
         self._end(job)
         job.flush(self._outbox)
-
-    def _drop(self, job: Job) -> None:
-        for sequence in job.sequences:
-            self._scheduler.drop(sequence)
 
     def _end(self, job: Job) -> None:
         assert job.ticket is not None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher
 
+from pyruntime.constraints.aside import aside
 from pyruntime.constraints.grammar import NOT_TO_BE_FOLLOWED, limits, shorten
 from pyruntime.constraints.vocabulary import Vocabulary
 from pyruntime.errors import InvalidField
@@ -90,6 +91,7 @@ class Matcher:
         self._unwanted = unwanted
         self._is_first = len(constraint.vocabulary.twin_ids) > 0
         self.foreseen: list[Foreseen] = []
+        self._settled: bool | Exception = False
 
     def begin(self, mask: Any) -> None:
         """Take over the mask of the beginning, which is the same for all."""
@@ -111,6 +113,31 @@ class Matcher:
             is_complete = self.look()
         self.constraint.spend(time.thread_time() - start)
         return is_complete
+
+    @property
+    def is_costly(self) -> bool:
+        """``advance`` belongs aside: the request has taken more time than others should wait for."""
+        return self.constraint.is_costly
+
+    def advance_aside(self, token_id: int, done: Callable[[], None]) -> None:
+        """As ``advance``, on another thread. ``done`` is called there when ``settled`` has the result; until then
+        nothing else may be asked of the matcher.
+        """
+
+        def follow() -> None:
+            try:
+                self._settled = self.advance(token_id)
+            except Exception as error:  # whatever it is, the stream waits for it
+                self._settled = error
+            done()
+
+        aside(follow)
+
+    def settled(self) -> bool:
+        """What ``advance`` would have returned or raised."""
+        if isinstance(self._settled, Exception):
+            raise self._settled
+        return self._settled
 
     def foresee(self, guesses: list[int], most: int) -> list[int]:
         """At most ``most`` tokens to come: those that must, and ``guesses`` where these may.

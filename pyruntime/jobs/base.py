@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyruntime.errors import PyruntimeError
@@ -26,7 +27,8 @@ class Job:
 
     ``ticket``: the place that the request takes up; ``owns_ticket``: the job gives it back at its end, since no caller
     does. ``paused``: its sequences are out of the batch until the client has caught up. ``unread``: of each sequence,
-    the prompt tokens that wait to be computed.
+    the prompt tokens that wait to be computed. ``settled``: to be called, on any thread, when what a sequence waited
+    for aside of the steps is there.
     """
 
     def __init__(self, sequences: list[Sequence]) -> None:
@@ -39,6 +41,7 @@ class Job:
         self.ticket: Ticket | None = None
         self.owns_ticket = False
         self.paused = False
+        self.settled: Callable[[Sequence], None] | None = None
         self.unread = {sequence: _own_tokens(sequence) for sequence in sequences}
         self.pace = Pace()
 
@@ -109,12 +112,32 @@ class Job:
         """The head's output of one sequence; None means that it was not finite."""
         raise NotImplementedError
 
+    def settle(self, sequence: Sequence, scheduler: Scheduler) -> None:
+        """What the sequence waited for, aside of the steps, is there."""
+
     def fail(self, error: PyruntimeError) -> None:
         raise NotImplementedError
 
     def flush(self, outbox: Outbox) -> None:
         """Put what the client should hear into ``outbox``."""
         raise NotImplementedError
+
+    def pause(self, scheduler: Scheduler) -> None:
+        """Out of the batch until ``resume``."""
+        self.paused = True
+        for sequence in self.sequences:
+            scheduler.pause(sequence)
+
+    def resume(self, scheduler: Scheduler) -> None:
+        self.paused = False
+        for sequence in self.sequences:
+            if not sequence.is_followed:
+                scheduler.resume(sequence)
+
+    def drop(self, scheduler: Scheduler) -> None:
+        """Nothing more is computed for it."""
+        for sequence in self.sequences:
+            scheduler.drop(sequence)
 
     def abandon(self) -> None:
         """The client went away: nothing more is sent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 from pyruntime.errors import ComputeFault, InvalidField, PyruntimeError
@@ -109,41 +110,68 @@ class GenerateJob(Job):
                 self._give_up(error, scheduler)
             else:
                 scheduler.append_token(sequence, token.token_id, was_drafted=place < len(drawn))
-                self._grow(sequence, token, scheduler)
+                self._grow(sequence, token, scheduler, is_newest=place == len(drawn))
             if self.done or sequence.index not in self._open:  # what was drawn behind the end does not count
                 return
 
-    def _grow(self, sequence: Sequence, token: SampledToken, scheduler: Scheduler) -> None:
+    def _grow(self, sequence: Sequence, token: SampledToken, scheduler: Scheduler, is_newest: bool) -> None:
         """A continuation has one token more: tell its client, and end it if that was the last."""
         # The prompt has been read, should it be computed again.
         sequence.reuses_prefix, sequence.row_reads, sequence.partial_hidden = True, 0, []
+        stop, matcher, token_id = self.request.stop, sequence.matcher, token.token_id
+        if token_id in stop.token_ids and sequence.num_generated > stop.min_new_tokens:
+            self._send(sequence, token, FinishReason.STOP, scheduler)
+        elif matcher is None:
+            self._send(sequence, token, self._length_reached(sequence), scheduler)
+        elif is_newest and matcher.is_costly:
+            self._send(sequence, token, None, scheduler)
+            sequence.is_followed = True
+            scheduler.pause(sequence)
+            assert self.settled is not None
+            matcher.advance_aside(token_id, partial(self.settled, sequence))
+        else:
+            self._follow(sequence, token, lambda: matcher.advance(token_id), scheduler)
+
+    def settle(self, sequence: Sequence, scheduler: Scheduler) -> None:
+        sequence.is_followed = False
+        if sequence.index not in self._open:
+            return
+        self._follow(sequence, None, sequence.matcher.settled, scheduler)
+        if not self.paused:
+            scheduler.resume(sequence)
+
+    def _follow(
+        self, sequence: Sequence, token: SampledToken | None, move: Callable[[], bool], scheduler: Scheduler
+    ) -> None:
+        """The constraint moves on with the newest token, which is sent unless that has been done."""
         try:
-            finish, is_complete = self._finish_reason(sequence, token.token_id)
+            is_complete = move()
         except InvalidField as error:  # the constraint leaves nothing to go on with
             self._give_up(error, scheduler)
             return
+        finish = FinishReason.STOP if is_complete else self._length_reached(sequence)
+        if token is not None:  # it is text, so the end of a complete one comes as an event of its own
+            self._send(sequence, token, None if is_complete else finish, scheduler)
+        if is_complete or (token is None and finish is not None):
+            self._send(sequence, None, finish, scheduler)
+
+    def _length_reached(self, sequence: Sequence) -> FinishReason | None:
+        return FinishReason.LENGTH if sequence.num_generated >= self.request.stop.max_new_tokens else None
+
+    def _send(
+        self, sequence: Sequence, token: SampledToken | None, finish: FinishReason | None, scheduler: Scheduler
+    ) -> None:
         timing = None
         if finish is not None:
             scheduler.finish(sequence)
             self._open.discard(sequence.index)
             timing = self.timing()
         index, cached = sequence.index, sequence.cached_tokens
-        details = token.logprob, token.top, token.selected, token.prompt
-        if is_complete:  # the token is text, so the end comes as an event of its own
-            self._pending.append(TokenEvent(index, token.token_id, None, cached, None, *details))
+        if token is None:
             self._pending.append(TokenEvent(index, None, finish, cached, timing))
         else:
+            details = token.logprob, token.top, token.selected, token.prompt
             self._pending.append(TokenEvent(index, token.token_id, finish, cached, timing, *details))
-
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> tuple[FinishReason | None, bool]:
-        """Whether and why it ends, and whether that is since its constraint lets nothing follow ``token_id``."""
-        stop = self.request.stop
-        if token_id in stop.token_ids and sequence.num_generated > stop.min_new_tokens:
-            return FinishReason.STOP, False
-        is_last = sequence.num_generated >= stop.max_new_tokens
-        if sequence.matcher is not None and sequence.matcher.advance(token_id):
-            return FinishReason.STOP, True
-        return FinishReason.LENGTH if is_last else None, False
 
     def _why_nothing_was_drawn(self, sequence: Sequence) -> PyruntimeError:
         stop, matcher = self.request.stop, sequence.matcher
@@ -155,8 +183,7 @@ class GenerateJob(Job):
 
     def _give_up(self, error: PyruntimeError, scheduler: Scheduler) -> None:
         self._error = error
-        for each in self.sequences:
-            scheduler.drop(each)
+        self.drop(scheduler)
 
     def fail(self, error: PyruntimeError) -> None:
         self._error = error

@@ -39,6 +39,7 @@ class Sequence:
     ``cache_salt``: of the adapter or model variant that computes it; prefixes of different salts never match.
     ``row_reads``: how often its head reads the whole vocabulary for each row of its prompt.
     ``payload``: what the task's head needs (sampling, pooling or label parameters), opaque here.
+    ``is_followed``: it is paused until its matcher has moved, which happens on another thread.
     ``draft_limit``: how long it may get, if its next tokens may be guessed ahead (``speculation.py``); 0: none are.
     ``matcher``: of a constrained continuation, what may come next; it moves with the tokens. Opaque here, but for
     guesses, which it has to allow.
@@ -57,6 +58,7 @@ class Sequence:
     cache_salt: str | bytes = ""
     owner: Any = None
     matcher: Any = None
+    is_followed: bool = False
     draft_limit: int = 0
 
     state: State = State.PENDING
