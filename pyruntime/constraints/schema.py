@@ -24,6 +24,11 @@ _ONE_LATER = ("unevaluatedProperties", "unevaluatedItems")
 _LIST = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _COUNTS = ("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "minProperties")
+# Others are of who reads the schema, and by the standard let everything through.
+_FORMATS = frozenset(
+    "date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference iri iri-reference"
+    " uuid uri-template json-pointer relative-json-pointer regex".split()
+)
 # What a schema that is not well formed, or very large, makes of the rules below: the library is left to say why.
 _NOT_WORTH_IT = (TooLarge, RecursionError, AttributeError, KeyError, TypeError, ValueError)
 
@@ -154,6 +159,8 @@ class Rewriting:
             value = schema.get(key)
             if isinstance(value, float) and value.is_integer():
                 schema[key] = int(value)
+        if isinstance(schema.get("format"), str) and schema["format"] not in _FORMATS:
+            del schema["format"]
         most = schema.get("maxItems")
         if schema.get("uniqueItems") is False or (isinstance(most, int) and most <= 1):
             schema.pop("uniqueItems", None)

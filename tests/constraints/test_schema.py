@@ -96,6 +96,8 @@ SAID = [
     ({"propertyNames": False}, "propertyNames"),
     ({"type": "array", "maxItems": 1, "uniqueItems": True}, "uniqueItems"),
     ({"contains": True}, "contains"),
+    ({"type": "string", "format": "file-path", "minLength": 2}, "format"),
+    ({"not": {"format": "int64"}}, "format"),
     ({"properties": {"n": True}, "unevaluatedProperties": False}, "unevaluatedProperties"),
     (
         {
@@ -175,3 +177,10 @@ def test_counted_names_that_may_be_one_twice_are_refused(least):
     with pytest.raises(InvalidField, match="minProperties"):
         simpler({"properties": {"a": {"minProperties": least, "required": ["b"]}}})
     assert simpler({"minProperties": 2, "required": ["a", "b"]}) is None
+
+
+@pytest.mark.parametrize("name", ["email", "json-pointer", "regex"])
+def test_formats_of_the_standard_are_left_to_the_library(name):
+    """Which knows one of these, and refuses the others."""
+    schema = {"type": "string", "format": name, "properties": {"format": {"format": "x"}}}
+    assert simpler(schema) == schema | {"properties": {"format": {}}}
