@@ -52,6 +52,7 @@ class ControlTokens:
         shown = {token.content for token in added.values() if token.content in template}
         self._all = self._special | {name for name in shown if not name.isspace()}
         self._finder = _finder(backend, list(added.values()))
+        self._found = {i: token.content for i, token in self._finder.get_added_tokens_decoder().items()}
         self._backend = backend
         unknown = set(self._encode([_MARKS[0]])[0])
         self._ids = {i for i, token in added.items() if token.content in self._all} - unknown
@@ -95,9 +96,9 @@ class ControlTokens:
 
     def _spans(self, text: str, names: set[str]) -> list[tuple[int, int]]:
         found = self._finder.encode(text, add_special_tokens=False)
-        # The name, not the text that was found: some tokens take spaces along, or any case.
+        # By the name, not by the text that was found: some tokens take spaces along, or any case.
         each = zip(found.ids, found.offsets, strict=True)
-        return [span for token_id, span in each if self._finder.id_to_token(token_id) in names]
+        return [span for token_id, span in each if self._found[token_id] in names]
 
     def _marked(self, value: Any, marks: str, names: set[str]) -> Any:
         if isinstance(value, dict):
@@ -123,7 +124,7 @@ class ControlTokens:
             pieces.append((text[done : found.start()], False))
             done = found.end()
             if found[1] is not None:
-                is_name = self._spans(found[1], self._all) == [(0, len(found[1]))]
+                is_name = found[1] in self._all or self._spans(found[1], self._all) == [(0, len(found[1]))]
                 pieces.append((found[1], is_name))
         first, *others = [*pieces, (text[done:], False)]
         return [first, *((piece, is_name) for piece, is_name in others if piece)]

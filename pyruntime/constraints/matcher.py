@@ -18,8 +18,8 @@ from pyruntime.errors import InvalidField
 # Processor time that following a request's texts may take, all its continuations together: so much at first, and so
 # much more with each token. A schema takes 0.1 ms a token, patterns over letters of any script up to 3 ms.
 FIRST_S, TOKEN_S = 2.0, 0.002
-# What of it is taken while others wait.
-AT_ONCE_S = 0.01
+# What of it may be taken while others wait, in the same way: more goes aside until tokens have made up for it.
+AT_ONCE_S, AT_ONCE_TOKEN_S = 0.01, 0.0003
 
 
 class Foreseen(NamedTuple):
@@ -43,7 +43,7 @@ class Constraint:
         self._root = LLMatcher(vocabulary.tokens, form, limits=limits(), log_level=0)
         if problem := self._root.get_error():
             raise InvalidField(field, f"does not compile: {shorten(problem)}")
-        self._left_s = FIRST_S
+        self._left_s, self._at_once_s = FIRST_S, AT_ONCE_S
         first = Matcher(self, self._root, frozenset())
         if first.look():
             raise InvalidField(field, "no text conforms to it but the empty one")
@@ -62,15 +62,17 @@ class Constraint:
     @property
     def is_costly(self) -> bool:
         """Following it takes so long that others would notice."""
-        return self._left_s < FIRST_S - AT_ONCE_S
+        return self._at_once_s < 0
 
     def note_guess(self, taken_s: float) -> None:
         """Count processor time that went into a token which may not come."""
         self._left_s -= taken_s
+        self._at_once_s = max(-AT_ONCE_S, self._at_once_s - taken_s)
 
     def spend(self, taken_s: float) -> None:
         """Count processor time of one token. Raises ``InvalidField`` when there is none left."""
         self._left_s = min(FIRST_S, self._left_s + TOKEN_S - taken_s)
+        self._at_once_s = min(AT_ONCE_S, max(-AT_ONCE_S, self._at_once_s + AT_ONCE_TOKEN_S - taken_s))
         if self._left_s < 0:
             limit = f"{FIRST_S:g} s and {TOKEN_S * 1e3:g} ms more a token"
             raise InvalidField(self.field, f"is too costly to follow: it takes more processor time than {limit}")

@@ -192,3 +192,22 @@ async def test_text_without_a_choice_is_foreseen_up_to_its_end(compile_):
     costly = (await compile_("regex", "abcdef[gh]")).matcher(STOPS)
     costly.constraint.note_guess(1.0)
     assert costly.foresee([], 9) == []
+
+
+async def test_a_request_is_costly_until_its_tokens_have_made_up_for_it(compile_):
+    """Whatever the time of one token: 10 ms are borne at once, and 0.3 ms more a token."""
+    constraint = await compile_("regex", "(ab)*")
+    for _ in range(100):
+        constraint.spend(0.0003)
+    constraint.spend(0.009)
+    assert not constraint.is_costly
+    constraint.spend(0.002)
+    assert constraint.is_costly
+    for _ in range(3):
+        constraint.spend(0.0001)
+    assert not constraint.is_costly
+    constraint.spend(0.5)  # one hard place is made up for within some tokens
+    assert constraint.is_costly
+    for _ in range(40):
+        constraint.spend(0.00002)
+    assert not constraint.is_costly

@@ -86,7 +86,7 @@ async def test_answers_are_the_same_with_and_without(folder, monkeypatch):
     guessed, accepted = await answers(folder, "auto")
     assert none == 0
     assert accepted > 150
-    monkeypatch.setattr(matcher, "AT_ONCE_S", -10.0)  # every token is followed aside of the steps
+    monkeypatch.setattr(matcher.Constraint, "is_costly", True)  # every token is followed aside of the steps
     followed, none = await answers(folder, "auto")
     assert none == 0
     for theirs, ours, slow, message in zip(plain, guessed, followed, requests(), strict=True):
