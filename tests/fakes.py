@@ -72,15 +72,35 @@ class FakeStream:
     started: asyncio.Event = field(default_factory=asyncio.Event)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: list[int | None] = field(default_factory=list)
+    num_taken: int = 0
+    on_change: Callable[[], None] = lambda: None
+    holding: asyncio.Future[bool] | None = None
 
-    async def __aiter__(self) -> AsyncIterator[list[TokenEvent]]:
+    def listen(self, on_change: Callable[[], None]) -> None:
+        self.on_change = on_change
+
+    def take(self) -> list[TokenEvent] | None:
         self.started.set()
-        for number, events in enumerate(self.wakeups):
-            if number == self.hold:
-                await self.stopped.wait()
-            yield [event for event in events if event.index not in self.cancelled]
+        while self.num_taken < len(self.wakeups):
+            if self.num_taken == self.hold and not self.stopped.is_set():
+                self.holding = asyncio.ensure_future(self.stopped.wait())
+                self.holding.add_done_callback(lambda _: self.on_change())
+                return None
+            events = self.wakeups[self.num_taken]
+            self.num_taken += 1
+            if kept := [event for event in events if event.index not in self.cancelled]:
+                return kept
         if self.error is not None:
             raise self.error
+        return []
+
+    async def __aiter__(self) -> AsyncIterator[list[TokenEvent]]:
+        self.listen(lambda: None)
+        while (events := self.take()) != []:
+            if events is None:
+                await self.stopped.wait()
+            else:
+                yield events
 
     def cancel(self, index: int | None = None) -> None:
         self.cancelled.append(index)
@@ -116,6 +136,7 @@ class FakeEngine:
         self._refuse()
         self.generated.append(request)
         stream = self.next_stream or play("ok", n=request.n)
+        stream.num_taken = 0
         self.streams.append(stream)
         self.arrived.set()
         return stream

@@ -170,7 +170,7 @@ async def test_what_is_taken_at_once_is_bounded():
     inbox.put([TokenEvent(0, token) for token in range(MOST_TAKEN + 10)])
     inbox.end(None)
     sizes = []
-    while events := await inbox.take():
+    while events := inbox.take():
         sizes.append(len(events))
     assert sizes == [MOST_TAKEN, 10]
 
@@ -198,7 +198,7 @@ async def test_a_request_that_asks_the_impossible_is_no_reason_to_distrust_the_c
     job.inbox.end(job._error)
     error, says = (ComputeFault, "not finite") if blames_the_cache else (InvalidField, "2 cannot be reached")
     with pytest.raises(error, match=says):
-        await job.inbox.take()
+        job.inbox.take()
     assert (memory.distrusted, memory.dropped) == (blames_the_cache, 3)
 
 

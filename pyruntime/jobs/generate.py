@@ -23,33 +23,43 @@ MOST_TAKEN = 64
 
 
 class Inbox:
-    """A stream's events on the client's side. Used on its event loop; ``num_taken`` may be read anywhere."""
+    """A stream's events on the client's side. Used on its event loop; ``num_taken`` may be read anywhere.
+
+    ``on_change`` is called whenever ``take`` may have something new to say.
+    """
 
     def __init__(self) -> None:
         self.num_taken = 0
+        self.on_change: Callable[[], None] = _nobody
         self._events: list[TokenEvent] = []
         self._ended = False
         self._error: PyruntimeError | None = None
-        self._changed = asyncio.Event()
 
     def put(self, events: list[TokenEvent]) -> None:
         self._events += events
-        self._changed.set()
+        self.on_change()
 
     def end(self, error: PyruntimeError | None) -> None:
         """Nothing more comes; ``error`` says why, when that is not the regular end."""
         self._ended, self._error = True, error
-        self._changed.set()
+        self.on_change()
 
-    async def take(self) -> list[TokenEvent]:
-        """What is there, waiting for the first event; empty at the end, where the error is raised."""
-        while not (self._events or self._ended):
-            self._changed.clear()
-            await self._changed.wait()
-        if not self._events and self._error is not None:
+    def take(self) -> list[TokenEvent] | None:
+        """What is there, None while there is nothing; empty at the end, where the error is raised."""
+        events = self._events
+        if len(events) > MOST_TAKEN:
+            self._events = events[MOST_TAKEN:]
+            return events[:MOST_TAKEN]
+        if events:
+            self._events = []
+            return events
+        if self._error is not None:
             raise self._error
-        events, self._events = self._events[:MOST_TAKEN], self._events[MOST_TAKEN:]
-        return events
+        return events if self._ended else None
+
+
+def _nobody() -> None:
+    """Nobody listens yet."""
 
 
 class GenerateJob(Job):
@@ -216,7 +226,12 @@ def _token_weight(request: GenerateRequest) -> int:
 
 
 class TokenStream:
-    """What ``Engine.generate`` returns: lists of the events since the last one, until every index has finished."""
+    """What ``Engine.generate`` returns: lists of the events since the last one, until every index has finished.
+
+    Either iterated over, or taken from whenever ``listen``'s callback has been called; both raise the request's
+    ``PyruntimeError`` when it fails. Events count as taken when the next ones are asked for: a consumer that waits for
+    its own client holds the work back.
+    """
 
     def __init__(
         self,
@@ -227,19 +242,32 @@ class TokenStream:
         self._job = job
         self._cancel = cancel
         self._resume = resume
+        self._num_given = 0
 
     async def __aiter__(self) -> AsyncIterator[list[TokenEvent]]:
-        """Raises the request's ``PyruntimeError`` when it fails.
+        changed = asyncio.Event()
+        self.listen(changed.set)
+        while (events := self.take()) != []:
+            if events is None:
+                changed.clear()
+                await changed.wait()
+            else:
+                yield events
 
-        Events count as taken when the next ones are asked for: a consumer that waits for its own client holds the
-        work back.
-        """
+    def listen(self, on_change: Callable[[], None]) -> None:
+        """From now on ``on_change`` is called, on the event loop, when ``take`` may have something new to say."""
+        self._job.inbox.on_change = on_change
+
+    def take(self) -> list[TokenEvent] | None:
+        """The events since the last ones, which now count as taken; None while there are none, empty at the end."""
         job = self._job
-        while events := await job.inbox.take():
-            yield events
-            job.inbox.num_taken += len(events)
-            if job.paused and job.has_caught_up:
-                self._resume(job)
+        job.inbox.num_taken += self._num_given
+        self._num_given = 0
+        if job.paused and job.has_caught_up:
+            self._resume(job)
+        events = job.inbox.take()
+        self._num_given = len(events or ())
+        return events
 
     def cancel(self, index: int | None = None) -> None:
         """Stop one continuation, or all; idempotent. It sends no further events."""

@@ -1,14 +1,19 @@
-"""How a stream is cut into messages: its tokens, and its prompt's log-probabilities, which a unary answer has too."""
+"""How a stream becomes messages: its tokens, and its prompt's log-probabilities, which a unary answer has too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
-from pyruntime.service.completion import Piece
-from pyruntime.types import PromptLogprobs
+from pyruntime.service.completion import Continuations, Piece, TokenLogprob
+from pyruntime.types import FinishReason, PromptLogprobs, TokenEvent
 from pyruntime.v1 import generate_pb2
+
+if TYPE_CHECKING:
+    from pyruntime.jobs.generate import TokenStream
 
 # Of a message of prompt log-probabilities: with names of ordinary length a quarter of a megabyte.
 MOST_ENTRIES = 8192
@@ -16,6 +21,13 @@ MOST_ENTRIES = 8192
 LEAST_ENTRY_BYTES = 9
 # More than all but the oddest token takes.
 ENTRY_BYTES = 128
+
+
+FINISH_PB = {
+    None: generate_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: generate_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generate_pb2.FINISH_REASON_LENGTH,
+}
 
 
 class Gatherer:
@@ -47,6 +59,55 @@ def _joined(first: Piece, second: Piece) -> Piece:
         matched_stop=second.matched_stop,
         logprobs=first.logprobs + second.logprobs,
     )
+
+
+class ChunkFeed:
+    """The messages of a stream, as its events come. Rests where those of the prompt's log-probabilities go first.
+
+    ``prompt``: these, once they are there; set it to None when they have been sent. ``end`` completes the last message.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        continuations: Continuations,
+        gatherer: Gatherer,
+        end: Callable[[generate_pb2.GenerateChunk], None],
+    ) -> None:
+        self.prompt: PromptLogprobs | None = None
+        self.listen = stream.listen
+        self._take_events = stream.take
+        self._continuations = continuations
+        self._gatherer = gatherer
+        self._end = end
+        self._ready: deque[generate_pb2.GenerateChunk] = deque()
+        self._has_ended = False
+
+    @property
+    def is_done(self) -> bool:
+        return self._has_ended and not self._ready and self.prompt is None
+
+    @property
+    def rests(self) -> bool:
+        return self.prompt is not None or self.is_done
+
+    def take(self) -> generate_pb2.GenerateChunk | None:
+        while not (self._ready or self._has_ended):
+            events = self._take_events()
+            if events is None:
+                return None
+            self._add(events)
+        return self._ready.popleft() if self._ready and self.prompt is None else None
+
+    def _add(self, events: list[TokenEvent]) -> None:
+        moved = self._continuations.add(events)
+        for piece in moved:
+            self.prompt = self.prompt or piece.prompt
+        self._ready += map(_chunk, self._gatherer.add(moved))
+        is_done = self._continuations.progress.done
+        if is_done:
+            self._end(self._ready[-1])
+        self._has_ended = is_done or not events
 
 
 def check_prompt_logprobs(num_tokens: int, top: int, max_message_bytes: int) -> None:
@@ -83,4 +144,28 @@ def _entry(ids: list[int], logprobs: list[float], text: dict[int, str]) -> gener
         text=text[ids[0]],
         logprob=logprobs[0],
         top=[alternative(token_id=i, text=text[i], logprob=value) for i, value in others],
+    )
+
+
+def _chunk(piece: Piece) -> generate_pb2.GenerateChunk:
+    return generate_pb2.GenerateChunk(
+        index=piece.index,
+        text=piece.text,
+        token_ids=piece.token_ids,
+        logprobs=map(token_logprob, piece.logprobs),
+        finish_reason=FINISH_PB[piece.finish],
+        matched_stop=piece.matched_stop,
+    )
+
+
+def token_logprob(token: TokenLogprob) -> generate_pb2.TokenLogprob:
+    return generate_pb2.TokenLogprob(
+        token_id=token.token_id,
+        text=token.text,
+        logprob=token.logprob,
+        selected=token.selected,
+        top=[
+            generate_pb2.TokenLogprob.Alternative(token_id=token_id, text=text, logprob=logprob)
+            for token_id, text, logprob in token.top
+        ],
     )

@@ -110,29 +110,46 @@ class Continuation:
                 piece.text += piece.matched_stop
 
 
+class Continuations:
+    """All continuations of a request, as its stream's events make them grow.
+
+    One that a stop string ends is cancelled in the engine; what the engine still sends of it is dropped.
+    """
+
+    def __init__(self, stream: TokenStream, model: ServedModel, number: int, rules: TextRules) -> None:
+        self.progress = Progress()
+        self._stream = stream
+        self._all = [Continuation(index, model, rules) for index in range(number)]
+        self._num_open = number
+
+    def add(self, events: list[TokenEvent]) -> list[Piece]:
+        """One piece for each continuation that moved, by index."""
+        moved: dict[int, Piece] = {}
+        for event in events:
+            continuation = self._all[event.index]
+            if continuation.finished:
+                continue
+            piece = moved.get(event.index)
+            if piece is None:
+                piece = moved[event.index] = Piece(event.index)
+            continuation.take(piece, event)
+            self.progress.note(event)
+            if continuation.finished:
+                self._num_open -= 1
+                if event.finish is None:
+                    self._stream.cancel(event.index)
+        self.progress.done = not self._num_open
+        return [moved[index] for index in sorted(moved)]
+
+
 async def pieces(
     stream: TokenStream, model: ServedModel, num_continuations: int, rules: TextRules
 ) -> AsyncIterator[tuple[list[Piece], Progress]]:
-    """For each wake-up of the stream, one piece for each continuation that moved, by index; ends when all have ended.
-
-    A continuation that a stop string ends is cancelled in the engine; what the engine still sends of it is dropped.
-    """
-    continuations = [Continuation(index, model, rules) for index in range(num_continuations)]
-    progress = Progress()
+    """For each wake-up of the stream, what it adds to the ``Continuations``; ends when all of them have ended."""
+    continuations = Continuations(stream, model, num_continuations, rules)
     async for events in stream:
-        moved: dict[int, Piece] = {}
-        for event in events:
-            continuation = continuations[event.index]
-            if continuation.finished:
-                continue
-            piece = moved.setdefault(event.index, Piece(event.index))
-            continuation.take(piece, event)
-            progress.note(event)
-            if continuation.finished and event.finish is None:
-                stream.cancel(event.index)
-        progress.done = all(each.finished for each in continuations)
-        yield [moved[index] for index in sorted(moved)], progress
-        if progress.done:
+        yield continuations.add(events), continuations.progress
+        if continuations.progress.done:
             return
 
 

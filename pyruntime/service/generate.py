@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,18 @@ from pyruntime.errors import InvalidField, ResponseTooLarge
 from pyruntime.jobs.generate import TokenStream
 from pyruntime.registry import ServedModel
 from pyruntime.service.chat import chat_bytes
-from pyruntime.service.chunks import Gatherer, check_prompt_logprobs, prompt_messages
-from pyruntime.service.completion import Piece, Progress, TextRules, TokenLogprob, pieces
+from pyruntime.service.chunks import (
+    FINISH_PB,
+    ChunkFeed,
+    Gatherer,
+    check_prompt_logprobs,
+    prompt_messages,
+    token_logprob,
+)
+from pyruntime.service.completion import Continuations, Piece, Progress, TextRules, pieces
 from pyruntime.service.convert import Stopwatch
 from pyruntime.service.inputs import read_prompt
+from pyruntime.service.outlet import Outlet
 from pyruntime.service.room import RequestSize, ServiceRoom
 from pyruntime.service.validate import (
     MAX_STOP_TOKENS,
@@ -29,18 +37,12 @@ from pyruntime.service.validate import (
     text_bytes,
 )
 from pyruntime.telemetry.call_record import current_id
-from pyruntime.types import Capability, FinishReason, GenerateRequest, StopParams, Task
+from pyruntime.types import Capability, GenerateRequest, PromptLogprobs, StopParams, Task
 from pyruntime.v1 import common_pb2, generate_pb2, generate_pb2_grpc
 
 if TYPE_CHECKING:
     from pyruntime.admission import Ticket
     from pyruntime.constraints.matcher import Constraint
-
-FINISH_PB = {
-    None: generate_pb2.FINISH_REASON_UNSPECIFIED,
-    FinishReason.STOP: generate_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: generate_pb2.FINISH_REASON_LENGTH,
-}
 
 
 @dataclass
@@ -87,7 +89,8 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             prompt: list[generate_pb2.TokenLogprob] = []
             async for moved, progress in pieces(stream, run.model, run.job.n, run.rules):
                 run.progress = progress
-                prompt += [entry for part in await self._prompt_parts(run, moved) for entry in part]
+                found = next((piece.prompt for piece in moved if piece.prompt is not None), None)
+                prompt += [entry for part in await self._prompt_parts(run, found) for entry in part]
                 for piece in moved:
                     parts.add(piece)
             timing = run.watch.timing(stream.timing())
@@ -99,24 +102,16 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             prompt_logprobs=prompt,
         )
 
-    async def GenerateStream(
-        self, request: generate_pb2.GenerateRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncGenerator[generate_pb2.GenerateChunk, None]:
-        async with self._prepared(request, context) as (run, stream):
-            gatherer = Gatherer(optional(request, "chunk_tokens", 1))
-            async for moved, progress in pieces(stream, run.model, run.job.n, run.rules):
-                run.progress = progress
-                for part in await self._prompt_parts(run, moved):
-                    yield generate_pb2.GenerateChunk(prompt_logprobs=part)
-                chunks = [_chunk(piece) for piece in gatherer.add(moved)]
-                if run.progress.done:
-                    chunks[-1].usage.CopyFrom(run.usage())
-                    chunks[-1].timing.CopyFrom(run.watch.timing(stream.timing()))
-                for chunk in chunks:
-                    yield chunk
+    async def GenerateStream(self, request: generate_pb2.GenerateRequest, outlet: Outlet) -> None:
+        async with self._prepared(request, outlet.call) as (run, stream):
+            feed = _feed(run, stream, optional(request, "chunk_tokens", 1))
+            while not feed.is_done:
+                await outlet.pour(feed)
+                for part in await self._prompt_parts(run, feed.prompt):
+                    await outlet.write(generate_pb2.GenerateChunk(prompt_logprobs=part))
+                feed.prompt = None
 
-    async def _prompt_parts(self, run: Run, moved: list[Piece]) -> list[list[generate_pb2.TokenLogprob]]:
-        found = next((piece.prompt for piece in moved if piece.prompt is not None), None)
+    async def _prompt_parts(self, run: Run, found: PromptLogprobs | None) -> list[list[generate_pb2.TokenLogprob]]:
         if found is None:
             return []
         most = self._room.settings.max_message_bytes
@@ -221,6 +216,17 @@ def end_of_sequence_ids(model: ServedModel) -> frozenset[int]:
     return model.generation_defaults.eos_token_ids or model.tokenizer.eos_token_ids
 
 
+def _feed(run: Run, stream: TokenStream, chunk_tokens: int) -> ChunkFeed:
+    continuations = Continuations(stream, run.model, run.job.n, run.rules)
+    run.progress = continuations.progress
+
+    def end(chunk: generate_pb2.GenerateChunk) -> None:
+        chunk.usage.CopyFrom(run.usage())
+        chunk.timing.CopyFrom(run.watch.timing(stream.timing()))
+
+    return ChunkFeed(stream, continuations, Gatherer(chunk_tokens), end)
+
+
 class _Parts:
     """The completions being put together. ``ResponseTooLarge`` as soon as they are sure to exceed ``most`` bytes."""
 
@@ -231,7 +237,7 @@ class _Parts:
         self._least_bytes = 0
 
     def add(self, piece: Piece) -> None:
-        completion, logprobs = self.completions[piece.index], [*map(_logprob, piece.logprobs)]
+        completion, logprobs = self.completions[piece.index], [*map(token_logprob, piece.logprobs)]
         self._least_bytes += text_bytes(piece.text) + len(piece.token_ids) + sum(each.ByteSize() for each in logprobs)
         if self._least_bytes > self._most:
             problem = f"the response has more than {self._most} bytes (max_message_bytes)"
@@ -242,27 +248,3 @@ class _Parts:
         if piece.finish is not None:
             completion.text = "".join(self._texts[piece.index])
             completion.finish_reason, completion.matched_stop = FINISH_PB[piece.finish], piece.matched_stop
-
-
-def _chunk(piece: Piece) -> generate_pb2.GenerateChunk:
-    return generate_pb2.GenerateChunk(
-        index=piece.index,
-        text=piece.text,
-        token_ids=piece.token_ids,
-        logprobs=map(_logprob, piece.logprobs),
-        finish_reason=FINISH_PB[piece.finish],
-        matched_stop=piece.matched_stop,
-    )
-
-
-def _logprob(token: TokenLogprob) -> generate_pb2.TokenLogprob:
-    return generate_pb2.TokenLogprob(
-        token_id=token.token_id,
-        text=token.text,
-        logprob=token.logprob,
-        selected=token.selected,
-        top=[
-            generate_pb2.TokenLogprob.Alternative(token_id=token_id, text=text, logprob=logprob)
-            for token_id, text, logprob in token.top
-        ],
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import math
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ import grpc
 from pyruntime.errors import ClientStalled, DeadlinePassed, NotReady, Overloaded, PyruntimeError
 from pyruntime.registry import DRAINING_RETRY_S
 from pyruntime.service.incoming import checked, reader
+from pyruntime.service.outlet import Outlet
 from pyruntime.service.stalls import Stalls
 from pyruntime.service.status import DETAILS_KEY, code_of, request_info, retry_pushback, to_status
 from pyruntime.service.validate import Pack, packer
@@ -171,16 +173,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return pack(await method(checked(request), context))
 
     async def _write(self, method: Callable[..., Any], pack: Pack, request: Any, context: Any) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+        outlet = Outlet(context, pack, self._stalls)
+        if not inspect.isasyncgenfunction(method):
+            await method(checked(request), outlet)
+            return
         async with contextlib.aclosing(method(checked(request), context)) as messages:
             async for message in messages:
-                raw = pack(message)
-                self._stalls.begin(task, len(raw))
-                try:
-                    await context.write(raw)
-                finally:
-                    self._stalls.end(task)
+                await outlet.write(message)
 
     async def _guard(self, context: grpc.aio.ServicerContext, work: Coroutine[Any, Any, T], counts: bool) -> T:
         """``work`` as one running call, its errors as the call's status."""

@@ -49,7 +49,7 @@ class SampledToken(NamedTuple):
     following: tuple[SampledToken | None, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which takes five times as long to make: there is one for each token
 class TokenEvent:
     """One new token of continuation ``index``. The last event of an index carries ``finish``.
 

@@ -19,8 +19,10 @@ from pyruntime.registry import GenerationDefaults, ModelRegistry, ServedModel
 from pyruntime.scheduler.blocks import BlockPool
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.service.generate import GenerateServicer
+from pyruntime.service.outlet import Outlet
 from pyruntime.service.room import ServiceRoom
 from pyruntime.service.server_builder import build_server
+from pyruntime.service.stalls import Stalls
 from pyruntime.types import Capability, SampledToken
 from pyruntime.v1 import common_pb2, generate_pb2, generate_pb2_grpc
 from tests.fake_compute import FakeModel, until
@@ -223,7 +225,7 @@ async def test_a_deadline_that_cannot_be_met_is_refused_before_tokenising(site, 
 
 
 class LateContext:
-    """A call whose deadline passes without anybody cancelling it."""
+    """A call whose deadline passes without anybody cancelling it, and whose client takes everything at once."""
 
     def __init__(self, remaining_s: float) -> None:
         self._deadline = time.monotonic() + remaining_s
@@ -234,14 +236,16 @@ class LateContext:
     def add_done_callback(self, callback) -> None:
         pass
 
+    async def write(self, message) -> None:
+        pass
+
 
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_the_engine_keeps_deadlines_by_itself(site, streaming):
     servicer = GenerateServicer(ServiceRoom(site.registry, site.settings))
     with pytest.raises(DeadlinePassed, match="before the answer was ready"):
         if streaming:
-            async for _ in servicer.GenerateStream(request(7000), LateContext(0.2)):
-                pass
+            await servicer.GenerateStream(request(7000), Outlet(LateContext(0.2), lambda _: b"", Stalls(0)))
         else:
             await servicer.Generate(request(7000), LateContext(0.2))
     await site.freed()
