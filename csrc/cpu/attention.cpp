@@ -3,7 +3,7 @@
 #include <limits>
 #include <vector>
 
-#include "../checks.h"
+#include "../attention_checks.h"
 #include "dispatch.h"
 #include "ops.h"
 #include "scalars.h"
@@ -13,28 +13,15 @@ namespace {
 
 void check_queries(const Tensor& q, const Tensor& k, const Tensor& v, int64_t key_heads_at) {
   check_floating(q, "q");
-  check_shape(q, "q", {-1, -1, -1});
-  for (const auto& [t, name] : {std::pair{&k, "k"}, std::pair{&v, "v"}}) {
-    check_same_dtype(*t, name, q, "q");
-    require(t->dim() == key_heads_at + 2, name, ": expected ", key_heads_at + 2, " dimensions, got ", describe(*t));
-    require(t->size(key_heads_at) == k.size(key_heads_at), name, ": expected ", k.size(key_heads_at), " heads, got ",
-            describe(*t));
-    check_dense_rows(*t, name);
-  }
-  check_dense_rows(q, "q");
-  int64_t heads = q.size(1), key_heads = k.size(key_heads_at), width = q.size(2);
-  require(width >= 1 && v.size(key_heads_at + 1) >= 1, "q, v: heads must be at least one wide");
-  require(k.size(key_heads_at + 1) == width, "k: expected heads ", width, " wide as q's, got ", describe(k));
-  require(key_heads >= 1 && heads % key_heads == 0 && heads >= 1, "q: ", heads, " heads is not a multiple of k's ",
-          key_heads);
-  require(heads / key_heads <= 64, "q: at most 64 query heads a key head, got ", heads / key_heads);
+  check_cpu(k, "k");
+  check_cpu(v, "v");
+  check_heads(q, k, v, key_heads_at);
 }
 
 AttentionArgs common(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out, int64_t key_heads_at, bool causal,
                      double scale, int64_t window_left, int64_t window_right, double softcap,
                      const std::optional<Tensor>& sinks) {
-  require(window_left >= -1, "window_left: must be -1 (unlimited) or more, got ", window_left);
-  require(window_right >= -1, "window_right: must be -1 (unlimited) or more, got ", window_right);
+  check_windows(window_left, window_right);
   AttentionArgs a{};
   a.q = q.const_data_ptr();
   a.k = k.const_data_ptr();
@@ -113,8 +100,7 @@ Tensor packed_attention(const Tensor q, const Tensor k, const Tensor v, const Te
                         int64_t window_left, int64_t window_right, double softcap, const std::optional<Tensor> sinks) {
   check_queries(q, k, v, 1);
   const int64_t rows = q.size(0);
-  require(k.size(0) == rows && v.size(0) == rows, "k, v: expected ", rows, " rows as q has, got ", describe(k), " and ",
-          describe(v));
+  check_packed_rows(q, k, v);
   check_starts(starts, "starts", rows);
   Tensor out = empty_cpu({rows, q.size(1), v.size(2)}, q.scalar_type());
   AttentionArgs a = common(q, k, v, out, 1, causal, scale, window_left, window_right, softcap, sinks);
@@ -144,8 +130,7 @@ Tensor paged_attention(const Tensor q, const Tensor k_cache, const Tensor v_cach
                        const Tensor kv_lengths, const Tensor block_tables, bool causal, double scale,
                        int64_t window_left, double softcap, const std::optional<Tensor> sinks) {
   check_queries(q, k_cache, v_cache, 2);
-  require(v_cache.size(0) == k_cache.size(0) && v_cache.size(1) == k_cache.size(1), "v_cache: expected the blocks of ",
-          describe(k_cache), ", got ", describe(v_cache));
+  check_same_blocks(k_cache, v_cache);
   check_starts(query_starts, "query_starts", q.size(0));
   const int64_t sequences = query_starts.size(0) - 1;
   check_array(kv_lengths, "kv_lengths", ScalarType::Int, {sequences});
@@ -157,7 +142,7 @@ Tensor paged_attention(const Tensor q, const Tensor k_cache, const Tensor v_cach
   a.kv_lengths = kv_lengths.const_data_ptr<int32_t>();
   a.block_tables = block_tables.const_data_ptr<int32_t>();
   a.table_stride = block_tables.size(1), a.block_size = k_cache.size(1);
-  require(a.block_size >= 1, "k_cache: blocks must hold at least one key, got ", describe(k_cache));
+  check_block_size(k_cache);
   check_pages(a, sequences, k_cache.size(0), block_tables.size(1));
   launch(a, sequences);
   return out;

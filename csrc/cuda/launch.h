@@ -41,14 +41,19 @@ inline void check_device_array(const Tensor& t, const char* name, const Tensor& 
   require(t.is_contiguous(), name, ": expected a contiguous tensor");
 }
 
-// A matrix with dense rows, of a dtype that dispatch takes.
+// Of a dtype that dispatch takes.
+inline void check_element(const Tensor& t, const char* name) {
+  const ScalarType dtype = t.scalar_type();
+  require(dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half, name,
+          ": expected float32, bfloat16 or float16, got ", describe(t));
+}
+
+// A matrix with dense rows, of such a dtype.
 inline void check_matrix(const Tensor& t, const char* name) {
   check_cuda(t, name);
   check_shape(t, name, {-1, -1});
   check_dense_rows(t, name);
-  const ScalarType dtype = t.scalar_type();
-  require(dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half, name,
-          ": expected float32, bfloat16 or float16, got ", describe(t));
+  check_element(t, name);
 }
 
 // starts [S + 1]; returns S.
@@ -82,7 +87,7 @@ inline unsigned blocks_along_y(int64_t count, int64_t each) {
   return blocks;
 }
 
-// call(T{}) with the element type of `t`, which check_matrix has passed.
+// call(T{}) with the element type of `t`, which check_element has passed.
 template <class Call>
 void dispatch(const Tensor& t, const Call& call) {
   switch (t.scalar_type()) {

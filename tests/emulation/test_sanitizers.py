@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.emulation import calls
+from tests.emulation import attention_calls, calls
 from tests.emulation.harness import REVERSE, Emulation, Replay
+from tests.emulation.test_attention import packed, paged
 from tests.emulation.test_pool import batch
 from tests.emulation.test_sample import extras, parameters
 from tests.emulation.test_scores import problem, some_labels
@@ -59,7 +60,24 @@ def sample(call: calls.Call, dtype: torch.dtype) -> list[torch.Tensor]:
     ]
 
 
-GROUPS = [pool, scores, sparse, sample]
+def attention(call: calls.Call, dtype: torch.dtype) -> list[torch.Tensor]:
+    own = packed([1, 17, 66], (4, 2, 7, 5), dtype)
+    # Few rows of two splits, a window that ends within a block of keys, heads wider than the stage.
+    pages = paged([1, 2], [600, 5], 17, (2, 1, 72, 8), dtype)
+    caches = [torch.zeros(3, 5, 2, width).to(dtype) for width in (7, 5)]
+    attention_calls.store_kv(call, *(t[:9].contiguous() for t in own[1:3]), torch.arange(9) + 4, *caches)
+    attention_calls.copy_blocks(call, *caches, torch.tensor([[1, 0], [9, 1]]))
+    own[:3] = [t.contiguous() for t in own[:3]]
+    pages[0] = pages[0].contiguous()
+    return [
+        attention_calls.packed_attention(call, *own, causal=False, window_left=3, window_right=2, scale=0.3),
+        attention_calls.paged_attention(call, *pages, scale=0.3, softcap=5.0, rows_each=1, split=True),
+        attention_calls.paged_attention(call, *pages, scale=0.3, sinks=torch.ones(2)),
+        *caches,
+    ]
+
+
+GROUPS = [pool, scores, sparse, sample, attention]
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -87,6 +105,11 @@ def test_starts_that_make_no_sense_write_nothing_outside(address: Replay) -> Non
         calls.pool(address, hidden, starts, *own, own[0] > 0)
         labels = torch.zeros(10, dtype=torch.int64)
         calls.labels(address, hidden[: len(bounds) - 1].clone(), hidden, None, labels, starts)
+        rows = hidden[:, None].contiguous()
+        attention_calls.packed_attention(address, rows, rows, rows, starts, scale=0.5)
+        table = torch.zeros(len(bounds) - 1, 2, dtype=torch.int32)
+        caches = [torch.ones(2, 5, 1, 4) for _ in range(2)]
+        attention_calls.paged_attention(address, rows, *caches, starts, own[1], table, scale=0.5, split=True)
 
 
 def assert_same(

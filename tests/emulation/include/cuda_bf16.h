@@ -1,4 +1,4 @@
-// Stands in for CUDA's header, of which the kernels use the type and its widening alone.
+// Stands in for CUDA's header, of which the kernels use the type, its widening and its rounding alone.
 #pragma once
 
 #include <cstdint>
@@ -13,4 +13,12 @@ inline float __bfloat162float(__nv_bfloat16 x) {
   float value;
   memcpy(&value, &wide, sizeof(value));
   return value;
+}
+
+// To the nearest, ties to even.
+inline __nv_bfloat16 __float2bfloat16_rn(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof(bits));
+  if (x != x) return {0x7fff};
+  return {static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
 }
