@@ -17,6 +17,7 @@ from pyruntime.gate import device_gate
 from pyruntime.heads.dispatch import Heads
 from pyruntime.machine import compute_threads
 from pyruntime.model.classifier_settings import read_cross_encoder_settings
+from pyruntime.model.device import check_device
 from pyruntime.model.kv_cache import KVCache, blocks_in_budget, bytes_for_cache, free_bytes
 from pyruntime.model.loader import LoadedModel, load_model, resolve_folder
 from pyruntime.model.runner import ModelRunner
@@ -60,6 +61,7 @@ def load_served_model(
 
     ``num_sharing``: this model and those after it that divide a share of the memory, as in ``bytes_for_cache``.
     """
+    check_device(settings.device)
     # One number for the whole process: the engines of a device take turns, and each step has all of the threads.
     torch.set_num_threads(compute_threads(settings.threads or torch.get_num_threads()))
     folder = resolve_folder(path, progress)

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from pyruntime.errors import ModelLoadError
 from pyruntime.model.kv_cache import KVCache, LayerShape
@@ -172,9 +171,6 @@ def _record(
     probe[layer] = LayerTraits(LayerShape(key.shape[1], key.shape[2], value.shape[2]), causal, window)
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    return None
-
-
+# Registered as an attention without masks: transformers then makes none, and does not look at the positions for borders
+# of texts either, which would wait for a device.
 AttentionInterface.register(IMPLEMENTATION, packed_attention_forward)
-AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)

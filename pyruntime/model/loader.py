@@ -106,13 +106,15 @@ def load_model(
 ) -> LoadedModel:
     """``dtype``: auto (the checkpoint's; float16 becomes float32 on a CPU), float32 or bfloat16.
 
-    ``deterministic``: a row's result does not depend on what else is in the batch, at the cost of
+    ``deterministic``: on a CPU, a row's result does not depend on what else is in the batch, at the cost of
     slower linears for many rows. ``quantization``: none, or int8 for the linears of a model on a CPU, all else in
     ``dtype``.
     """
     refuse_adapter(folder)
     if quantization != "none" and device != "cpu":
         raise ModelLoadError(f"{folder}: quantization {quantization} is for device cpu, not {device}")
+    if deterministic and device != "cpu":  # there torch's products choose the order of their sums by the number of rows
+        raise ModelLoadError(f"{folder}: deterministic is for device cpu, not {device}")
     config = _config(folder)
     architecture = (config.architectures or ["unnamed"])[0]
     try:
