@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pyruntime.ops import pooling, sampling, scores
+from pyruntime.ops import attention, pooling, sampling, scores
 
 ROWS, VOCABULARY, WIDTH = 64, 262_144, 640
 
@@ -83,6 +83,29 @@ def score_cases() -> list[Case]:
     return cases
 
 
+def attention_cases() -> list[Case]:
+    """Against torch's own attention over keys that lie dense, as a cache in pages does not."""
+    heads, kv_heads, width = 32, 8, 128
+    cases = []
+    for name, queries, keys, count in (("decode, 32 × 4096 keys", 1, 4096, 32), ("prompt, 4 × 1024", 1024, 1024, 4)):
+        q = torch.randn(count * queries, heads, width, device="cuda", dtype=torch.bfloat16)
+        caches = torch.randn(2, count * keys // 16, 16, kv_heads, width, device="cuda", dtype=torch.bfloat16)
+        tables = torch.randperm(count * keys // 16, device="cuda", dtype=torch.int32).view(count, -1)
+        starts = torch.arange(0, count * queries + 1, queries, device="cuda", dtype=torch.int32)
+        lengths = torch.full((count,), keys, device="cuda", dtype=torch.int32)
+        k, v = (cache[tables.long()].flatten(1, 2).transpose(1, 2).contiguous() for cache in caches)
+        dense = q.view(count, queries, heads, width).transpose(1, 2).contiguous()
+
+        def ours(a: tuple = (q, *caches, starts, lengths, tables)) -> torch.Tensor:
+            return attention.paged_attention(*a, scale=width**-0.5)
+
+        def plain(a: tuple = (dense, k, v), causal: bool = queries > 1) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(*a, is_causal=causal, enable_gqa=True)
+
+        cases.append(Case(f"attention, {name}, bfloat16", ours, plain, caches.numel() * 2))
+    return cases
+
+
 def sample_case() -> Case:
     logits = torch.randn(ROWS, VOCABULARY, device="cuda") * 3
     whole = lambda value, dtype: torch.full((ROWS,), value, device="cuda", dtype=dtype)  # noqa: E731
@@ -110,7 +133,7 @@ def copy_speed() -> dict[str, object]:
 
 def main() -> None:
     figures = [copy_speed()]
-    for case in (pool_case(), *score_cases(), sample_case()):
+    for case in (pool_case(), *score_cases(), sample_case(), *attention_cases()):
         ours, eager = microseconds(case.ours), microseconds(case.plain)
         compiled = microseconds(torch.compile(case.plain))
         figures.append(

@@ -2,9 +2,10 @@
 
     python tools/gpu_check.py [--only build,tests,…] [--json FILE]
 
-Needs what such a machine has: nvcc, g++, cmake, ninja, and a Python with a CUDA build of torch, transformers, pybind11
-and pytest; installs nothing. Prints a table and, as the last line, one JSON object. Exit status: 0 all good, 1
-something failed, 2 this machine cannot run it.
+Needs what such a machine has: nvcc, g++, cmake, ninja, and a Python with a CUDA build of torch, transformers, pydantic,
+pybind11 and pytest; installs nothing. PYRUNTIME_GPU_MODELS: folders of models, joined by colons, for the step "runner".
+Prints a table and, as the last line, one JSON object. Exit status: 0 all good, 1 something failed, 2 this machine
+cannot run it.
 """
 
 from __future__ import annotations
@@ -99,14 +100,23 @@ def parity(limit: float) -> tuple[str, list[dict[str, object]]]:
     return run([sys.executable, ROOT / "tools" / "gpu_parity.py"], limit).strip().splitlines()[-1], []
 
 
+def runner(limit: float) -> tuple[str, list[dict[str, object]]]:
+    """Whole models by the runner that serves them, those of PYRUNTIME_GPU_MODELS or two with random weights."""
+    folders = [folder for folder in os.environ.get("PYRUNTIME_GPU_MODELS", "").split(":") if folder]
+    chosen = [part for folder in folders for part in ("--model", folder)]
+    figures = json.loads(run([sys.executable, ROOT / "tools" / "gpu_runner.py", *chosen], limit).splitlines()[-1])
+    return f"{len(figures)} runs: rows and next tokens as on the CPU", figures
+
+
 STEPS: dict[str, Callable[[float], tuple[str, list[dict[str, object]]]]] = {
     "build": build,
     "tests": tests,
     "sanitizer": sanitizer,
     "bench": bench,
     "parity": parity,
+    "runner": runner,
 }
-LIMITS = {"build": 150.0, "tests": 120.0, "sanitizer": 60.0, "bench": 120.0, "parity": 60.0}
+LIMITS = {"build": 200.0, "tests": 120.0, "sanitizer": 60.0, "bench": 120.0, "parity": 60.0, "runner": 120.0}
 
 
 def table(rows: Sequence[Sequence[object]]) -> str:

@@ -1,4 +1,4 @@
-"""tools/gpu_check.py where there is no GPU: it says so, and its tables and failures are right."""
+"""tools/gpu_check.py where there is no GPU: it says so, its tables and failures are right, and models are compared."""
 
 from __future__ import annotations
 
@@ -8,21 +8,29 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "gpu_check.py"
+from tests.models.architectures import DECODERS, ENCODERS, factory_of, save
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+SCRIPT = TOOLS / "gpu_check.py"
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
 def gpu_check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_check"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return tool("gpu_check")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -74,3 +82,13 @@ def test_main_prints_one_json_line(
 def test_a_step_that_takes_too_long_fails(gpu_check: ModuleType) -> None:
     with pytest.raises(gpu_check.StepFailed, match="took more than"):
         gpu_check.run([sys.executable, "-c", "import time; time.sleep(9)"], 0.3)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields"), [("gemma3_text", DECODERS["gemma3_text"]), ("bert", ENCODERS["bert"])]
+)
+def test_whole_models_are_compared(model_type: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    save(tmp_path, model_type, fields, factory_of(model_type, is_decoder=model_type in DECODERS))
+    figures = tool("gpu_runner").compare(tmp_path, "float32", "cpu")  # the CPU in the place of the device
+    assert figures["least_cosine_with_cpu"] == 1.0 and figures["tokens_per_s"] > 0
+    assert figures.get("next_tokens_differ", 0) == 0

@@ -19,7 +19,15 @@ def cases() -> dict[str, tuple[Callable, tuple]]:
     rows, ids = hidden[:2].clone(), torch.tensor([1, 8, 3, 3]).cuda()
     one, kinds = torch.ones(2).cuda(), torch.zeros(2).int().cuda()
     zeros = torch.zeros(2, dtype=torch.int64).cuda()
+    q, kv, caches = torch.randn(4, 4, 8).cuda(), torch.randn(4, 2, 8).cuda(), torch.zeros(2, 3, 2, 2, 8).cuda()
+    slots, lengths = torch.tensor([0, 3, 4, 5]).cuda(), torch.tensor([4, 1]).int().cuda()
+    tables, pairs = torch.tensor([[0, 1], [2, -1]]).int().cuda(), torch.tensor([[0, 1]]).cuda()
+    attend = (True, 0.3, -1)
     return {
+        "packed_attention": (OPS.packed_attention, (q, kv, kv, starts, *attend, -1, 0.0, None)),
+        "paged_attention": (OPS.paged_attention, (q, *caches, starts, lengths, tables, *attend, 0.0, None)),
+        "store_kv": (OPS.store_kv, (kv, kv, slots, *caches)),
+        "copy_blocks": (OPS.copy_blocks, (*caches, pairs)),
         "pool": (OPS.pool, (hidden, starts, kinds, kinds + 8, one > 0)),
         "pool_sparse": (OPS.pool_sparse, (hidden, starts, weight)),
         "lexical_weights": (OPS.lexical_weights, (hidden, starts, ids, weight[0].clone(), 0.1, zeros)),
@@ -33,11 +41,14 @@ def cases() -> dict[str, tuple[Callable, tuple]]:
     }
 
 
-NAMES = ["pool", "pool_sparse", "lexical_weights", "delimiter_rows", "label_logits", "label_scores",
-         "label_probabilities", "token_logprobs", "logsumexp", "sample"]  # fmt: skip
+NAMES = ["packed_attention", "paged_attention", "store_kv", "copy_blocks", "pool", "pool_sparse", "lexical_weights",
+         "delimiter_rows", "label_logits", "label_scores", "label_probabilities", "token_logprobs", "logsumexp",
+         "sample"]  # fmt: skip
 
 
-def flat(answer: torch.Tensor | tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+def flat(answer: torch.Tensor | tuple[torch.Tensor, ...] | None) -> list[torch.Tensor]:
+    if answer is None:  # it writes into its arguments
+        return []
     return [answer] if isinstance(answer, torch.Tensor) else list(answer)
 
 
