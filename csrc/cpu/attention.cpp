@@ -91,8 +91,11 @@ void launch(const AttentionArgs& a, int64_t sequences) {
     if (std::any_of(tiles.begin(), tiles.end(), long_one)) return launch_split(a, tiles);
   }
   const int64_t scratch = table.attention_scratch(a);
-  for_each_item(static_cast<int64_t>(tiles.size()), [&] {
-    return [&, buffer = std::make_shared<Scratch>(scratch)](int64_t i) { table.attention(a, tiles[i], buffer->get()); };
+  const int64_t count = static_cast<int64_t>(tiles.size());
+  for_each_neighbour_of(count, [&] {
+    return [&, buffer = std::make_shared<Scratch>(scratch)](int64_t i) {
+      table.attention(a, tiles[i], i + 1 < count ? &tiles[i + 1] : nullptr, buffer->get());
+    };
   });
 }
 

@@ -1,5 +1,9 @@
 // decoder_layer: a whole layer of a decoder over the paged cache, put together from the ops that it would take one by
 // one. Between two of them nothing goes back to Python, which at few rows takes as long as the layer itself.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "../checks.h"
 #include "dispatch.h"
 #include "int8_rows.h"
@@ -36,11 +40,23 @@ struct Layer {
     return torch::stable::view(rows, {x.size(0), x.size(1), width});
   }
 
+  // Four dimensions are a matrix in panels.
+  bool is_by_panels(const Tensor& w) const { return w.dim() == 4 || (by_panels && w.dim() == 2); }
+
   Tensor linear(Input&& in, const Tensor& w, const MaybeTensor& bias, const MaybeTensor& up = std::nullopt,
                 int64_t activation = 0) const {
     // Bytes are an int8 matrix, in whole panels.
     if (w.scalar_type() == ScalarType::Byte) return in.as_int8().multiply(w, w.size(0) * 16, bias, up, activation);
-    return by_panels ? linear_panels(in.x, w, bias, up, activation) : linear_rows(in.x, w, bias, up, activation);
+    return is_by_panels(w) ? linear_panels(in.x, w, bias, up, activation) : linear_rows(in.x, w, bias, up, activation);
+  }
+
+  // Each matrix with its bias, at once where there is a kernel for that.
+  std::vector<Tensor> linears(Input&& in, const std::vector<std::pair<Tensor, MaybeTensor>>& matrices) const {
+    const auto fits = [&](const auto& m) { return m.first.scalar_type() != ScalarType::Byte && is_by_panels(m.first); };
+    if (std::all_of(matrices.begin(), matrices.end(), fits)) return linear_panels_of(in.x, matrices);
+    std::vector<Tensor> all;
+    for (const auto& [w, bias] : matrices) all.push_back(linear(std::move(in), w, bias));
+    return all;
   }
 };
 
@@ -59,16 +75,15 @@ Tensor decoder_layer(const Tensor x, const Tensor cos, const Tensor sin, Tensor 
   const int64_t width = k_cache.size(3);
   require(width >= 1, "k_cache: heads must be at least one wide, got ", describe(k_cache));
   const Tensor normed = layer.norm(x, attention_norm);
-  Input shared{normed};
-  const auto project = [&](const Tensor& w, const MaybeTensor& b, const char* name) {
-    require(w.dim() == 2, name, ": expected a matrix, got ", describe(w));
-    const Tensor rows = layer.linear(std::move(shared), w, b);
-    require(rows.size(1) % width == 0, name, ": expected heads ", width, " wide, got ", describe(w));
-    return heads_of(rows, width);
+  const std::vector<Tensor> rows =
+      layer.linears({normed}, {{q_weight, q_bias}, {k_weight, k_bias}, {v_weight, v_bias}});
+  const auto heads = [&](const Tensor& projected, const Tensor& w, const char* name) {
+    require(projected.size(1) % width == 0, name, ": expected heads ", width, " wide, got ", describe(w));
+    return heads_of(projected, width);
   };
-  const Tensor v = project(v_weight, v_bias, "v_weight");
-  const Tensor q = layer.norm_heads(project(q_weight, q_bias, "q_weight"), q_norm);
-  const Tensor k = layer.norm_heads(project(k_weight, k_bias, "k_weight"), k_norm);
+  const Tensor q = layer.norm_heads(heads(rows[0], q_weight, "q_weight"), q_norm);
+  const Tensor k = layer.norm_heads(heads(rows[1], k_weight, "k_weight"), k_norm);
+  const Tensor v = heads(rows[2], v_weight, "v_weight");
   store_kv(rotate_halves(k, cos, sin), v, slot_mapping, k_cache, v_cache);
   const Tensor seen = paged_attention(rotate_halves(q, cos, sin), k_cache, v_cache, query_starts, kv_lengths,
                                       block_tables, true, scale, window_left, softcap, sinks);

@@ -37,12 +37,13 @@ void for_each_item(int64_t count, const MakeWorker& make_worker) {
 
 // As for_each_item, but every thread has a run of items of its own, in order, and helps with those of the others when
 // it is through: for items that lie side by side in memory, where each reads ahead into the next.
-template <class Work>
-void for_each_neighbour(int64_t count, const Work& work) {
+template <class MakeWorker>
+void for_each_neighbour_of(int64_t count, const MakeWorker& make_worker) {
   constexpr int64_t kMostWorkers = 256;
   int64_t workers = static_cast<int64_t>(torch::stable::get_num_threads());
   workers = std::min({workers, count, kMostWorkers});
   if (workers <= 1) {
+    auto work = make_worker();
     for (int64_t i = 0; i < count; ++i) work(i);
     return;
   }
@@ -53,11 +54,18 @@ void for_each_neighbour(int64_t count, const Work& work) {
   const auto first_of = [&](int64_t worker) { return count * worker / workers; };
   for (int64_t w = 0; w < workers; ++w) next[w].item = first_of(w);
   torch::stable::parallel_for(0, workers, 1, [&](int64_t own, int64_t) {
+    auto work = make_worker();
     for (int64_t other = 0; other < workers; ++other) {
       const int64_t w = (own + other) % workers, end = first_of(w + 1);
       for (int64_t i = next[w].item.fetch_add(1); i < end; i = next[w].item.fetch_add(1)) work(i);
     }
   });
+}
+
+// The same for work that keeps nothing between items.
+template <class Work>
+void for_each_neighbour(int64_t count, const Work& work) {
+  for_each_neighbour_of(count, [&] { return [&](int64_t i) { work(i); }; });
 }
 
 // Float scratch on a cache line, owned by one worker.

@@ -4,6 +4,8 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
+#include <utility>
+#include <vector>
 
 namespace pyruntime {
 
@@ -17,6 +19,9 @@ torch::stable::Tensor linear_rows(const torch::stable::Tensor x, const torch::st
                                   const MaybeTensor up, int64_t activation);
 torch::stable::Tensor linear_panels(const torch::stable::Tensor x, const torch::stable::Tensor w,
                                     const MaybeTensor bias, const MaybeTensor up, int64_t activation);
+// linear_panels of one x and several matrices with their biases.
+std::vector<torch::stable::Tensor> linear_panels_of(
+    const torch::stable::Tensor& x, const std::vector<std::pair<torch::stable::Tensor, MaybeTensor>>& matrices);
 void store_kv(const torch::stable::Tensor k, const torch::stable::Tensor v, const torch::stable::Tensor slot_mapping,
               torch::stable::Tensor k_cache, torch::stable::Tensor v_cache);
 torch::stable::Tensor paged_attention(const torch::stable::Tensor q, const torch::stable::Tensor k_cache,

@@ -14,10 +14,10 @@ import torch
 from pyruntime.model.attention import AttentionContext, current_context
 from pyruntime.model.fusion import AGREE, difference, put_forward
 from pyruntime.model.kv_cache import KVCache, LayerShape
-from pyruntime.model.linear import MAX_ROWS, PANEL_ROWS, OwnLinear
+from pyruntime.model.linear import OwnLinear, own_product, pack
 from pyruntime.model.packed import run_packed
 from pyruntime.ops import between
-from pyruntime.ops.linear import ACTIVATION_NUMBERS, has_panels
+from pyruntime.ops.linear import ACTIVATION_NUMBERS, linear_panels
 from pyruntime.ops.quantized import COLUMNS
 from pyruntime.types import ForwardBatch
 
@@ -30,6 +30,8 @@ AGREE_LAYER = {dtype: 3 * bound for dtype, bound in AGREE.items()}
 AGREE_INT8 = 0.06
 # Roundings of the sum with a row, whose values may be many times larger.
 SUMS = 4
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 Calls = dict[torch.nn.Module, tuple[tuple[Any, ...], dict[str, Any], Any]]
 
@@ -67,7 +69,7 @@ class _Parts:
 def _parts(layer: Any) -> _Parts | None:
     """None for what is not such a layer."""
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
-    linears: list[Any] = [getattr(attention, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    linears: list[Any] = [getattr(attention, name, None) for name in PROJECTIONS]
     gated = getattr(getattr(mlp, "fused", None), "keywords", {})
     if mlp is None or gated.get("merged") is not False or mlp.down_proj.bias is not None:
         return None
@@ -152,6 +154,7 @@ def _fuse_layer(layer: Any, parts: _Parts, args: Any, kwargs: Any, output: Any, 
     heads = zip((queries, *own.stored(context)), (own.asked, *stored), strict=True)
     if not (all(difference(*pair) <= bound for pair in heads) and _agree(rows, output, hidden, bound)):
         return False
+    own.pack(layer)
     plain = type(layer).forward
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -207,7 +210,8 @@ class _Fused:
         self._sinks = options["sinks"]
         self.asked: torch.Tensor = options["query"]
         self._row_invariant = layer.mlp.down_proj.row_invariant
-        self._is_int8 = parts.is_int8
+        # Whether matrices lie as some kernel alone takes them.
+        self._is_laid_out = parts.is_int8
 
     def stored(self, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
         """A copy of the keys and values [T, heads, width] of the batch's rows."""
@@ -217,7 +221,14 @@ class _Fused:
 
     def takes(self, hidden: torch.Tensor) -> bool:
         """Where there is no kernel for many rows, torch's own linears are the better ones."""
-        return self._is_int8 or self._row_invariant or hidden.shape[1] <= MAX_ROWS or has_panels(hidden.dtype)
+        return self._is_laid_out or own_product(hidden.shape[1], hidden, self._row_invariant) is not None
+
+    def pack(self, layer: Any) -> None:
+        """The layer's linears, and takes their matrices."""
+        linears = [getattr(layer.self_attn, name) for name in PROJECTIONS]
+        parts = _parts(layer) if pack([*linears, *_mlp_linears(layer.mlp)]) else None
+        if parts is not None:
+            self._weights, self._is_laid_out = parts.weights, True
 
     def angles(self, args: Any, kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         found: tuple[torch.Tensor, torch.Tensor] = (
@@ -244,7 +255,7 @@ class _Fused:
             *self._weights,
             self._sinks,
             *self._numbers,
-            not self._row_invariant and hidden.shape[1] >= PANEL_ROWS and has_panels(hidden.dtype),
+            own_product(hidden.shape[1], hidden, self._row_invariant) is linear_panels,
         )
         return rows.unsqueeze(0)
 

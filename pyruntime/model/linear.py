@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from pyruntime.model.row_invariant import make_row_invariant
-from pyruntime.ops.linear import ACTIVATIONS, has_panels, linear_into, linear_panels, linear_rows
+from pyruntime.ops.linear import (
+    ACTIVATIONS,
+    COLUMNS,
+    has_panels,
+    linear_into,
+    linear_panels,
+    linear_rows,
+    pack_panels,
+)
 
 # From here on transposing the weights pays; below, they are streamed as they lie.
 PANEL_ROWS = 96
@@ -31,17 +40,22 @@ def linear(
     ``row_invariant`` takes the one for few rows whatever their number, whose result for a row does not depend on the
     others.
     """
-    num_rows = x.numel() // x.shape[-1]
-    product = _product(num_rows, weight, row_invariant)
+    product = own_product(x.numel() // x.shape[-1], weight, row_invariant)
     if product is None:
         y = ACTIVATIONS[activation](functional.linear(x, weight, bias))
         return y if up is None else y * functional.linear(x, up)
-    rows = product(x.reshape(num_rows, x.shape[-1]).contiguous(), weight, bias, up, activation)
-    return rows.view(*x.shape[:-1], weight.shape[0])
+    return _of_rows(product, x, weight, bias, up, activation)
 
 
-def _product(num_rows: int, weight: torch.Tensor, row_invariant: bool) -> Callable[..., torch.Tensor] | None:
-    """The kernel to take, None for torch's own product."""
+def _of_rows(product: Callable[..., torch.Tensor], x: torch.Tensor, *others: Any) -> torch.Tensor:
+    """x [..., K] → [..., N] by a product of rows."""
+    rows = product(x.reshape(-1, x.shape[-1]).contiguous(), *others)
+    return rows.view(*x.shape[:-1], rows.shape[1])
+
+
+def own_product(num_rows: int, weight: torch.Tensor, row_invariant: bool) -> Callable[..., torch.Tensor] | None:
+    """The kernel to take, ``linear_rows`` or ``linear_panels``; None for torch's own product. Of ``weight`` only its
+    dtype and device count."""
     if weight.device.type != "cpu":
         return None
     if row_invariant:
@@ -62,7 +76,7 @@ class Buffer:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, row_invariant: bool
     ) -> torch.Tensor:
         """``linear`` of rows x [R, K], in this memory unless torch's own product is taken."""
-        product = _product(x.shape[0], weight, row_invariant)
+        product = own_product(x.shape[0], weight, row_invariant)
         if product is None:
             return functional.linear(x, weight, bias)
         out = self.take(x.shape[0], weight.shape[0], weight.dtype)
@@ -102,6 +116,48 @@ class OwnLinear(torch.nn.Linear):
 
 class _RowInvariantLinear(OwnLinear):
     row_invariant = True
+
+
+class PackedLinear(OwnLinear):
+    """``torch.nn.Linear`` whose weights lie in ``panels`` alone, as ``pack_panels`` gives them: as fast for few rows as
+    for many, and row-invariant. ``weight`` tells shape and dtype, no values."""
+
+    panels: torch.Tensor
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        return self.panels
+
+    def product(self, x: torch.Tensor, activation: str = "none", up: OwnLinear | None = None) -> torch.Tensor:
+        return _of_rows(linear_panels, x, self.panels, self.bias, up.matrix if up is not None else None, activation)
+
+
+def pack(linears: Iterable[OwnLinear]) -> bool:
+    """Makes them ``PackedLinear``, where all of them can be."""
+    plain: list[Any] = list(linears)
+    packed = [packed_in_panels(each.weight) for each in plain]
+    if any(panels is None for panels in packed):
+        return False
+    for module, panels in zip(plain, packed, strict=True):
+        row_invariant = module.row_invariant
+        module.__class__ = PackedLinear
+        module.row_invariant = row_invariant
+        module.register_buffer("panels", panels, persistent=False)
+        let_go(module)
+    return True
+
+
+def packed_in_panels(weight: torch.Tensor) -> torch.Tensor | None:
+    """Weights [N, K] as ``linear_panels`` takes them besides; None where there is no kernel for that."""
+    is_possible = weight.device.type == "cpu" and has_panels(weight.dtype) and weight.shape[0] % COLUMNS == 0
+    return pack_panels(weight) if is_possible else None
+
+
+def let_go(module: Any) -> None:
+    """The memory of a module's weights. Bodies ask for their dtype; whoever reads their values gets an error and not
+    wrong ones."""
+    shape = torch.empty_like(module.weight, device="meta")
+    module.weight = torch.nn.Parameter(shape, requires_grad=False)
 
 
 def use_own_linears(model: torch.nn.Module, row_invariant: bool) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from pyruntime.model.linear import Buffer, linear
+from pyruntime.model.linear import Buffer, packed_in_panels
+from pyruntime.ops.linear import linear_into
 from pyruntime.ops.quantized import linear_int8_into, pack_int8
 
 
@@ -16,8 +17,8 @@ class OutputHead:
     """logits = softcap · tanh(scale · (W h + b) / softcap); softcap 0 is off.
 
     weight [V, H], bias [V] or None. Gemma has a softcap, Cohere multiplies (``logit_scale``), Granite
-    divides (``logits_scaling``). ``packed``: W as int8, by which ``logits`` goes; the scores of given tokens, and sums
-    over the vocabulary, read W.
+    divides (``logits_scaling``). ``packed``: W as int8, or once more in panels, by which ``logits`` goes, whatever the
+    number of rows; the scores of given tokens, and sums over the vocabulary, read W.
     """
 
     weight: torch.Tensor
@@ -29,14 +30,15 @@ class OutputHead:
 
     def logits(self, rows: torch.Tensor, buffer: Buffer | None = None) -> torch.Tensor:
         """rows [R, H] → [R, V] in the model's dtype; with a ``buffer`` they may lie there, until it is used again."""
-        if self.packed is not None:
-            vocab_size = self.weight.shape[0]
-            out = (buffer or Buffer()).take(rows.shape[0], vocab_size, rows.dtype)
+        buffer = buffer or Buffer()
+        if self.packed is None:
+            return self.shape(buffer.linear(rows, self.weight, self.bias, self.row_invariant))
+        out = buffer.take(rows.shape[0], self.weight.shape[0], rows.dtype)
+        if self.packed.dtype is torch.uint8:
             linear_int8_into(out, rows.contiguous(), self.packed, self.bias)
-            return self.shape(out)
-        if buffer is None:
-            return self.shape(linear(rows, self.weight, self.bias, self.row_invariant))
-        return self.shape(buffer.linear(rows, self.weight, self.bias, self.row_invariant))
+        else:
+            linear_into(out, rows.contiguous(), self.packed, self.bias, by_panels=True)
+        return self.shape(out)
 
     def shape(self, raw: torch.Tensor) -> torch.Tensor:
         """Scale and softcap of raw dot products, whatever their shape."""
@@ -51,4 +53,5 @@ def output_head_of(model: Any, config: Any, row_invariant: bool, is_int8: bool =
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     softcap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
     weight, bias = linear_module.weight, getattr(linear_module, "bias", None)
-    return OutputHead(weight, bias, scale, softcap, row_invariant, pack_int8(weight) if is_int8 else None)
+    packed = pack_int8(weight) if is_int8 else packed_in_panels(weight)
+    return OutputHead(weight, bias, scale, softcap, row_invariant, packed)

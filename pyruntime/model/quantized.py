@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pyruntime.errors import ModelLoadError
-from pyruntime.model.linear import OwnLinear
+from pyruntime.model.linear import OwnLinear, let_go
 from pyruntime.model.probe import eager_attention
 from pyruntime.ops.quantized import COLUMNS, linear_int8, pack_int8
 
@@ -75,12 +75,11 @@ def _quantize_one(module: Any) -> None:
         packed = pack_int8(module.weight)
     except ValueError as error:
         raise ModelLoadError(f"quantization int8: {error}") from error
-    row_invariant, weight = module.row_invariant, module.weight
+    row_invariant = module.row_invariant
     module.__class__ = QuantizedLinear
     module.row_invariant = row_invariant
     module.register_buffer("packed", packed, persistent=False)
-    # Bodies ask for its dtype; whoever reads its values gets an error and not wrong ones.
-    module.weight = torch.nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+    let_go(module)
 
 
 def _rows(model: Any, offset: int) -> torch.Tensor:

@@ -215,10 +215,21 @@ def _(logits, temperature, top_k, top_p, min_p, seeds, positions, indices, *, to
     return ids, logprobs, top_ids, logits.new_empty((batch, listed), dtype=torch.float32)
 
 
+def _check_panels(x, w, columns, bias):  # type: ignore[no-untyped-def]
+    per = 4 // x.element_size()
+    _check(x, "x", None, None)
+    _check(w, "w", columns // 16, (x.shape[1] + per - 1) // per, 16, per)
+    _check(bias, "bias", columns)
+
+
 def _linear(x, w, bias, up=None, activation=0):  # type: ignore[no-untyped-def]
-    _check_product(x, "x", w, bias, "w")
+    columns = w.shape[0] * 16 if w.dim() == 4 else w.shape[0]
+    if w.dim() == 4:
+        _check_panels(x, w, columns, bias)
+    else:
+        _check_product(x, "x", w, bias, "w")
     _check(up, "up", *w.shape)
-    return x.new_empty((x.shape[0], w.shape[0]))
+    return x.new_empty((x.shape[0], columns))
 
 
 for _name in ("linear_rows", "linear_panels"):
@@ -227,8 +238,7 @@ for _name in ("linear_rows", "linear_panels"):
 
 @_fake("linear_into")
 def _(x, w, bias, by_panels, out):  # type: ignore[no-untyped-def]
-    _check_product(x, "x", w, bias, "w")
-    _check(out, "out", x.shape[0], w.shape[0])
+    _check(out, "out", *_linear(x, w, bias).shape)
 
 
 def _check_int8(x, w, columns, bias, up=None):  # type: ignore[no-untyped-def]

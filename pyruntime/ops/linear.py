@@ -10,6 +10,8 @@ from torch.nn import functional
 
 from pyruntime.ops import _library
 
+# Columns of a panel.
+COLUMNS = 16
 # By name, in the order of the kernels' numbers, as torch computes them.
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -45,12 +47,28 @@ def linear_panels(
     up: torch.Tensor | None = None,
     activation: str = "none",
 ) -> torch.Tensor:
-    """What ``linear_rows`` computes, for many rows: w is transposed in panels on the way, x read once for each.
+    """What ``linear_rows`` computes, for many rows: w is transposed in panels on the way, x read once for each. For any
+    number of rows where w, and up with it, is what ``pack_panels`` makes of a matrix; the bits are the same.
 
     Only where ``has_panels`` says so, else ``RuntimeError``. Activations are applied before anything is rounded.
     """
     out: torch.Tensor = torch.ops.pyruntime.linear_panels(x, w, bias, up, ACTIVATION_NUMBERS[activation])
     return out
+
+
+def pack_panels(w: torch.Tensor) -> torch.Tensor:
+    """w ``[N, K]`` of float32 or bfloat16, N a multiple of ``COLUMNS``, as ``linear_panels`` takes it besides:
+    ``[N / 16, ceil(K / e), 16, e]``, e elements to a word of 32 bits, zeros past K.
+
+    A panel of 16 columns after the other, and of each the words in the order of depth: so few rows are multiplied with
+    it as fast as many, without transposing.
+    """
+    num_columns, depth = w.shape
+    if num_columns % COLUMNS:
+        raise ValueError(f"w: expected whole panels of {COLUMNS} columns, got {num_columns}")
+    per = 4 // w.element_size()
+    whole = functional.pad(w, (0, -depth % per))
+    return whole.view(num_columns // COLUMNS, COLUMNS, -1, per).transpose(1, 2).contiguous()
 
 
 def linear_into(

@@ -11,9 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, BertModel
 from pyruntime.model import fused_layers, fusion
 from pyruntime.model.attention import IMPLEMENTATION, AttentionContext, attending
 from pyruntime.model.kv_cache import KVCache
-from pyruntime.model.linear import use_own_linears
+from pyruntime.model.linear import PackedLinear, use_own_linears
+from pyruntime.model.output_head import output_head_of
 from pyruntime.model.packed import run_packed
 from pyruntime.model.probe import probe_body
+from pyruntime.ops.linear import has_panels, linear_panels
 
 SMALL = {
     "hidden_size": 32,
@@ -37,7 +39,7 @@ def decoder(model_type: str, dtype: torch.dtype = torch.float32, **fields: Any) 
     torch.manual_seed(0)
     if model_type == "granite":
         fields["residual_multiplier"] = 0.5
-    config = AutoConfig.for_model(model_type, **SMALL, **fields)
+    config = AutoConfig.for_model(model_type, **SMALL | fields)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -89,9 +91,10 @@ def test_one_layer_may_differ_from_the_others() -> None:
     assert fused_layers_of(model) == 1
 
 
+@pytest.mark.parametrize("intermediate_size", [72, 80])  # the second can lie in panels
 @pytest.mark.parametrize("row_invariant", [False, True])
-def test_many_rows_answer_what_few_do(row_invariant: bool) -> None:
-    model = decoder("qwen3", torch.bfloat16)
+def test_many_rows_answer_what_few_do(row_invariant: bool, intermediate_size: int) -> None:
+    model = decoder("qwen3", torch.bfloat16, intermediate_size=intermediate_size)
     layers = probe_body(model, "cpu", 0, is_lm=True).layers
     use_own_linears(model, row_invariant)
     fusion.fuse(model)
@@ -114,6 +117,36 @@ def test_many_rows_answer_what_few_do(row_invariant: bool) -> None:
         assert torch.equal(rows.view(20, 13, -1), small.expand(20, -1, -1))
     else:
         torch.testing.assert_close(rows.view(20, 13, -1), small.expand(20, -1, -1), atol=0.1, rtol=0.1)
+
+
+def test_linears_of_fused_layers_lie_in_panels_alone() -> None:
+    model = decoder("llama", torch.bfloat16, intermediate_size=80)
+    plain = {name: module.weight.clone() for name, module in model.base_model.named_modules() if is_linear(module)}
+    assert fused_layers_of(model) == 2
+    if not has_panels(torch.bfloat16):
+        return
+    found = {name: module for name, module in model.base_model.named_modules() if is_linear(module)}
+    assert {type(module) for module in found.values()} == {PackedLinear}
+    for name, module in found.items():
+        x = torch.randn(2, 3, module.in_features).bfloat16()
+        assert torch.equal(module(x), linear_panels(x.flatten(0, 1), plain[name]).view(2, 3, -1))
+        with pytest.raises(RuntimeError, match="meta tensors"):
+            module.weight.sum().item()
+
+
+def test_logits_by_panels_are_those_of_the_plain_matrix() -> None:
+    model = decoder("llama", torch.bfloat16, vocab_size=64)
+    head = output_head_of(model, model.config, row_invariant=False)
+    rows = torch.randn(70, head.weight.shape[1]).bfloat16()
+    few, many = head.logits(rows[:3]), head.logits(rows)
+    if head.packed is not None:
+        assert torch.equal(few, many[:3])
+    torch.testing.assert_close(many.float(), rows.float() @ head.weight.float().T, atol=2e-2, rtol=2e-2)
+    assert head.weight is model.get_output_embeddings().weight
+
+
+def is_linear(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.Linear)
 
 
 def kinds(model: torch.nn.Module) -> set[str]:

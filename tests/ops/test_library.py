@@ -93,6 +93,11 @@ def samples() -> list[tuple[torch._ops.OpOverloadPacket, tuple]]:
         (names.logsumexp, (torch.randn(2, 8), torch.randn(9, 8), torch.randn(9), 0.0, 1.0)),
         (names.linear_rows, (torch.randn(2, 8), torch.randn(9, 8), None)),
         (names.linear_panels, (torch.randn(2, 8), torch.randn(9, 8), torch.randn(9), None, 1)),
+        (names.linear_panels, (torch.randn(2, 8), ops.linear.pack_panels(torch.randn(32, 8)), torch.randn(32))),
+        (
+            names.linear_into,
+            (torch.randn(2, 8), ops.linear.pack_panels(torch.randn(32, 8)), None, True, torch.randn(2, 32)),
+        ),
         (names.linear_into, (torch.randn(2, 8), torch.randn(9, 8), None, False, torch.randn(2, 9))),
         (names.rms_norm, (torch.randn(2, 8), torch.randn(8), 1e-6)),
         (names.layer_norm, (torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), torch.randn(8), 1e-6)),

@@ -89,6 +89,47 @@ def test_into_memory_that_is_there(by_panels: bool) -> None:
     assert (memory[:, 70:] == 7).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_packed_matrix_answers_the_same_bits(dtype: torch.dtype) -> None:
+    """For every number of rows up to more than one tile, and with one thread as with two."""
+    if not linear.has_panels(dtype):
+        return
+    for depth, columns in ((1, 16), (33, 64), (130, 48), (640, 400)):
+        w, up, bias = torch.randn(columns, depth).to(dtype), torch.randn(columns, depth).to(dtype), torch.randn(columns)
+        packed, gate = linear.pack_panels(w), linear.pack_panels(up)
+        assert packed.shape == (columns // 16, -(-depth * w.element_size() // 4), 16, 4 // w.element_size())
+        x = torch.randn(600, depth).to(dtype)
+        many = linear.linear_panels(x, w, bias, None, "gelu")
+        gated = linear.linear_panels(x, w, None, up, "silu")
+        for count in (*range(1, 20), 600):
+            torch.set_num_threads(1 + count % 2)
+            assert torch.equal(linear.linear_panels(x[:count], packed, bias, None, "gelu"), many[:count])
+            assert torch.equal(linear.linear_panels(x[:count], packed, None, gate, "silu"), gated[:count])
+        memory = torch.full((5, columns + 3), 7.0, dtype=dtype)
+        linear.linear_into(memory[:, :columns], x[:5], packed, bias, by_panels=True)
+        assert torch.equal(memory[:, :columns], linear.linear_panels(x[:5], w, bias))
+        assert (memory[:, columns:] == 7).all()
+    assert linear.linear_panels(x[:0], packed).shape == (0, 400)
+
+
+def test_bad_packed_matrices_are_named() -> None:
+    with pytest.raises(ValueError, match="whole panels of 16 columns, got 17"):
+        linear.pack_panels(torch.randn(17, 8))
+    x, w = torch.randn(2, 8), linear.pack_panels(torch.randn(32, 8))
+    for bad, message in (
+        ((x, w[:, :7]), r"w: expected shape \[any, 8, 16, 1\]"),
+        ((x, w.transpose(0, 1).contiguous().transpose(0, 1)), "w: expected a contiguous tensor"),
+        ((x, w.bfloat16()), "w: expected the dtype of x"),
+        ((x, w, None, w[:1]), r"up: expected shape \[2, 8, 16, 1\]"),
+        ((x, w, None, w[:, :, :, 0]), r"up: expected shape \[2, 8, 16, 1\]"),
+        ((x, w, torch.randn(31)), r"bias: expected shape \[32\]"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            linear.linear_panels(*bad)
+    with pytest.raises(RuntimeError, match=r"w: expected shape"):
+        linear.linear_rows(x, w)
+
+
 def test_panels_of_a_dtype_that_has_none_are_refused() -> None:
     with pytest.raises(RuntimeError, match="no such kernel on this processor"):
         linear.linear_panels(torch.randn(2, 8).half(), torch.randn(4, 8).half())

@@ -83,10 +83,10 @@ void widen_rows(const typename T::Element* const* rows, int64_t count, float* ta
   for (int64_t i = 0; i < count; ++i) widen_row<T>(rows[i], target + i * padded(width), width, padded(width));
 }
 
-// b.scores of all rows against the keys of one block.
+// b.scores of all rows against the keys of one block. `coming`: read beside, where there are few rows.
 template <class T>
 void score(const Span& s, const Rows<T>& block, int64_t keys, const typename T::Element* const* queries,
-           const Buffers& b) {
+           const Buffers& b, const Coming<T>& coming) {
   const int64_t d = padded(s.a.key_width), rows = s.rows;
 #if defined(__AVX512BF16__)
   if constexpr (std::is_same_v<T, BFloat16>) {
@@ -103,9 +103,9 @@ void score(const Span& s, const Rows<T>& block, int64_t keys, const typename T::
   }
   const auto all = [&]<class U>(U, const auto* const* q, const auto* const* k, int64_t width) {
     int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) score_rows<U, 4>(b, r, q, k, keys, width);
-    for (; r + 2 <= rows; r += 2) score_rows<U, 2>(b, r, q, k, keys, width);
-    for (; r < rows; ++r) score_rows<U, 1>(b, r, q, k, keys, width);
+    for (; r + 4 <= rows; r += 4) score_rows<U, 4>(b, r, q, k, keys, width, coming);
+    for (; r + 2 <= rows; r += 2) score_rows<U, 2>(b, r, q, k, keys, width, coming);
+    for (; r < rows; ++r) score_rows<U, 1>(b, r, q, k, keys, width, coming);
   };
   if constexpr (kMultiplies<T>) {
     all(T{}, queries, block.k, s.a.key_width);
@@ -147,56 +147,59 @@ void add_visible_values(const Span& s, const Buffers& b, const Values& values, i
   }
 }
 
-// The tile's rows against the keys of one split alone: maxima, sums and unnormalised values into b.part.
+// The tile's rows against the keys of one split alone: maxima, sums and unnormalised values into b.part. `after`: what
+// keys are wanted after them, by this tile or, where it is not null, by that one.
 template <class T>
-void attend(const Span& s, int64_t split, const Buffers& b) {
+void attend(const Span& s, int64_t split, const Buffers& b, const AttentionTile* after) {
   const AttentionArgs& a = s.a;
   const int64_t dv = padded(a.value_width), rows = s.rows;
   for (int64_t r = 0; r < rows; ++r) b.part.maxima[r] = kNothing, b.part.sums[r] = 0.0f;
   memset(b.part.out, 0, static_cast<size_t>(rows * dv) * sizeof(float));
   const typename T::Element* queries[kTileRows];
   for (int64_t r = 0; r < rows; ++r) queries[r] = s.query<T>(r);
+  const bool few = reads_values_in_place(a, rows);
   const int64_t stop = smallest(s.last, (split + 1) * kSplit);
+  Rows<T> here;
   for (int64_t block = largest(s.first, split * kSplit); block < stop; block += kKeys) {
     const int64_t end = smallest(block + kKeys, s.last), width = padded(end - block);
-    const Rows<T> keys(a, s.t, block, end);
-    const bool few = reads_values_in_place(a, rows);
-    if (few) fetch_ahead<T>(keys.v, end - block, a.value_width);
-    score<T>(s, keys, width, queries, b);
+    here.find(a, s.t, block, end);
+    score<T>(s, here, width, queries, b, few ? Coming<T>{here.v, here.count, a.value_width} : Coming<T>{});
     float correction[kTileRows];
     for (int64_t r = 0; r < rows; ++r) {
       correction[r] = soften(a, b.scores + r * kKeys, block, width, s.low(r), smallest(s.high(r), end),
                              b.part.maxima[r], b.part.sums[r]);
     }
-    if (few && end < stop) {
-      const Rows<T> next(a, s.t, end, smallest(end + kKeys, s.last));
-      fetch_ahead<T>(next.k, smallest(kKeys, s.last - end), a.key_width);
-    }
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same_v<T, BFloat16>) {
       if (multiplies_pairs<T>(a) && dv == a.value_width && s.low(rows - 1) <= block && s.high(0) >= end) {
-        add_all_pairs(b, keys.v, rows, end - block, width, dv, correction);
+        add_all_pairs(b, here.v, rows, end - block, width, dv, correction);
         continue;
       }
     }
 #endif
     if (few) {
-      add_visible_values(s, b, PlainValues<T>{keys.v}, block, end, correction);
+      Rows<T> next;
+      if (end < s.last) {
+        next.find(a, s.t, end, smallest(end + kKeys, s.last));
+      } else if (after != nullptr) {
+        next.find_first(a, *after);
+      }
+      add_visible_values(s, b, PlainValues<T>{here.v, {next.k, next.count, a.key_width}}, block, end, correction);
     } else {
-      widen_rows<T>(keys.v, end - block, b.v, a.value_width);
+      widen_rows<T>(here.v, end - block, b.v, a.value_width);
       add_visible_values(s, b, WideValues{b.v, dv}, block, end, correction);
     }
   }
 }
 
 template <class T>
-void run(const AttentionArgs& a, const AttentionTile& t, float* scratch) {
+void run(const AttentionArgs& a, const AttentionTile& t, const AttentionTile* after, float* scratch) {
   const Buffers b = carve(a, scratch);
   const Span s(a, t);
   load_queries<T>(s, b);
   begin_total(s, b.total);
   for (int64_t split = s.first / kSplit; split * kSplit < s.last; ++split) {
-    attend<T>(s, split, b);
+    attend<T>(s, split, b, after);
     add_part(s, b.part, b.total);
   }
   write_rows<T>(s, b.total);
@@ -208,7 +211,7 @@ void run_split(const AttentionArgs& a, const AttentionTile& t, int64_t split, fl
   b.part = carve_state(a, part);
   const Span s(a, t);
   load_queries<T>(s, b);
-  attend<T>(s, split, b);
+  attend<T>(s, split, b, nullptr);
 }
 
 template <class T>
@@ -249,8 +252,8 @@ KeySplits attention_splits(const AttentionArgs& a, const AttentionTile& t) {
       return call(Float16);  \
   }
 
-void attention(const AttentionArgs& a, const AttentionTile& t, float* scratch) {
-#define CALL(T) run<T>(a, t, scratch)
+void attention(const AttentionArgs& a, const AttentionTile& t, const AttentionTile* after, float* scratch) {
+#define CALL(T) run<T>(a, t, after, scratch)
   FOR_DTYPE(CALL)
 #undef CALL
 }

@@ -57,30 +57,46 @@ template <class T>
 struct Rows {
   const typename T::Element* k[kKeys];
   const typename T::Element* v[kKeys];
+  int64_t count = 0;  // without what pads them
 
-  Rows(const AttentionArgs& a, const AttentionTile& t, int64_t begin, int64_t end) {
+  // Keys [begin, end) of a tile's sequence.
+  void find(const AttentionArgs& a, const AttentionTile& t, int64_t begin, int64_t end) {
     using Element = typename T::Element;
-    for (int64_t i = 0; i < padded(end - begin); ++i) {
-      const int64_t key = smallest(begin + i, end - 1);
-      int64_t block = 0, row = a.query_starts[t.sequence] + key;
-      if (a.block_tables != nullptr) {
-        block = a.block_tables[t.sequence * a.table_stride + key / a.block_size];
-        row = key % a.block_size;
-      }
+    const bool paged = a.block_tables != nullptr;
+    const int32_t* page = paged ? a.block_tables + t.sequence * a.table_stride + begin / a.block_size : nullptr;
+    int64_t row = paged ? begin % a.block_size : a.query_starts[t.sequence] + begin;
+    count = end - begin;
+    for (int64_t i = 0; i < count; ++i, ++row) {
+      if (paged && row == a.block_size) row = 0, ++page;
+      const int64_t block = paged ? *page : 0;
       k[i] = static_cast<const Element*>(a.k) + block * a.k_block + row * a.k_row + t.kv_head * a.k_head;
       v[i] = static_cast<const Element*>(a.v) + block * a.v_block + row * a.v_row + t.kv_head * a.v_head;
     }
+    for (int64_t i = count; i < padded(count); ++i) k[i] = k[count - 1], v[i] = v[count - 1];
+  }
+
+  // The first that any row of a tile sees; none where it sees none.
+  void find_first(const AttentionArgs& a, const AttentionTile& t) {
+    const Span s(a, t);
+    if (s.first < s.last) find(a, t, s.first, smallest(s.first + kKeys, s.last));
   }
 };
 
-// Pages lie anywhere, so the processor does not see coming what a block reads next.
+// Rows that are wanted next. Pages lie anywhere, so the processor does not see them coming; they are read in small
+// parts beside the work at hand, for it takes no more than some at a time.
 template <class T>
-void fetch_ahead(const typename T::Element* const* rows, int64_t count, int64_t width) {
-  constexpr int64_t kLine = 64 / sizeof(typename T::Element);
-  for (int64_t i = 0; i < count; ++i) {
-    for (int64_t d = 0; d < width; d += kLine) __builtin_prefetch(rows[i] + d);
+struct Coming {
+  const typename T::Element* const* rows = nullptr;
+  int64_t count = 0;
+  int64_t width = 0;
+
+  // Columns [begin, end) of one of them.
+  PYRUNTIME_INLINE void fetch(const Coming& c, int64_t row, int64_t begin, int64_t end) {
+    constexpr int64_t kLine = 64 / sizeof(typename T::Element);
+    if (row >= c.count) return;
+    for (int64_t d = begin; d < end && d < c.width; d += kLine) __builtin_prefetch(c.rows[row] + d, 0, 2);
   }
-}
+};
 
 // Scores are taken from the keys as they lie where the processor multiplies that dtype as it is.
 template <class T>
@@ -158,12 +174,13 @@ void score_lanes(const Buffers& b, int64_t row, int64_t keys, int64_t d) {
   for (; key < keys; key += kLanes) lane_scores<Lane, R, 1>(b, row, key, d);
 }
 
-// `queries` and `keys`: one pointer a row of this tile, one a key of this block.
-template <class T, int R>
+// `queries` and `keys`: one pointer a row of this tile, one a key of this block. `coming`: read beside.
+template <class T, int R, class U>
 void score_rows(const Buffers& b, int64_t row, const typename T::Element* const* queries,
-                const typename T::Element* const* k, int64_t keys, int64_t d) {
+                const typename T::Element* const* k, int64_t keys, int64_t d, const Coming<U>& coming) {
   constexpr int C = 16 / R;
   for (int64_t key = 0; key < keys; key += C) {
+    for (int64_t i = 0; i < C; ++i) Coming<U>::fetch(coming, key + i, 0, coming.width);
     Vec dots16 = dots<T, R, C>(queries + row, k + key, d);
     for (int r = 0; r < R; ++r) {
       memcpy(b.scores + (row + r) * kKeys + key, reinterpret_cast<const float*>(&dots16) + r * C, C * sizeof(float));
@@ -177,15 +194,18 @@ struct WideValues {
   int64_t dv;
   Vec at(int64_t key, int64_t column) const { return load_as<Vec>(v + key * dv + column); }
   WideValues from_key(int64_t key) const { return {v + key * dv, dv}; }
+  void fetch_beside(int64_t, int64_t, int64_t) const {}
 };
 template <class T>
 struct PlainValues {
   const typename T::Element* const* v;
+  Coming<T> coming;  // a row of it for every key
   Vec at(int64_t key, int64_t column) const {
     using Part = std::conditional_t<sizeof(typename T::Element) == 4, Vec, HalfWords>;
     return widen(load_as<Part>(v[key] + column), T{});
   }
-  PlainValues from_key(int64_t key) const { return {v + key}; }
+  PlainValues from_key(int64_t key) const { return {v + key, {coming.rows + key, coming.count - key, coming.width}}; }
+  void fetch_beside(int64_t key, int64_t begin, int64_t end) const { Coming<T>::fetch(coming, key, begin, end); }
 };
 
 // values.at(key, ·) are finite for the keys [begin, end).
@@ -216,6 +236,7 @@ PYRUNTIME_INLINE void add_values(const Buffers& b, const Values& values, int64_t
     }
   }
   for (int64_t key = 0; key < keys; ++key) {
+    values.fetch_beside(key, column, column + N * kLanes);
     Vec weight[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) weight[r] = splat(b.scores[(row + r) * kKeys + key]);

@@ -3,7 +3,7 @@
 // rows beside it.
 #pragma once
 
-#include "vec.h"
+#include "ahead.h"
 
 namespace pyruntime::PYRUNTIME_ISA {
 
@@ -14,22 +14,6 @@ constexpr int kSubRows = 4, kSubColumns = 16;
 constexpr int kSubRows = 2, kSubColumns = 2;
 #endif
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
-
-// Reads memory ahead of a product that will want it, a few lines at every step of the one at hand.
-struct Ahead {
-  const char* next = nullptr;
-  const char* end = nullptr;
-  int64_t lines = 0;  // a step
-
-  inline __attribute__((always_inline)) void step() {
-    for (int64_t i = 0; i < lines; ++i, next += 64) {
-      if (next < end) __builtin_prefetch(next, 0, 2);
-    }
-  }
-};
-struct NoAhead {
-  inline __attribute__((always_inline)) void step() {}
-};
 
 template <class T, int SR, int SC, class Reader>
 PYRUNTIME_INLINE void accumulate(const typename T::Element* const* x, const typename T::Element* const* w,

@@ -74,10 +74,13 @@ struct ActivateArgs {
 };
 
 // out[r, n] = activation(sum_k x[r, k] * w[n, k] (+ bias[n])) of rows [row_begin, row_end), times sum_k x[r, k] * up[n,
-// k] where there is `up`, a matrix laid out as w.
+// k] where there is `up`, a matrix laid out as w. Packed, both lie in panels of sixteen columns, zeros past the last:
+// for each word of depth (one float32, or two bfloat16 that follow each other, zero past the depth) that of each
+// column.
 struct PanelArgs {
   LinearArgs linear;
   const void* up;  // null: nothing is gated
+  bool packed;
   Activation activation;
   int64_t row_begin, row_end;
 };
@@ -208,7 +211,8 @@ struct Kernels {
   // How many query rows one tile takes at most, and how many floats of scratch (64-byte aligned) it needs.
   int64_t (*attention_tile_rows)(const AttentionArgs& args);
   int64_t (*attention_scratch)(const AttentionArgs& args);
-  void (*attention)(const AttentionArgs& args, const AttentionTile& tile, float* scratch);
+  // `after`: the tile that this thread takes next, whose first keys are read ahead, or null.
+  void (*attention)(const AttentionArgs& args, const AttentionTile& tile, const AttentionTile* after, float* scratch);
   // The same in pieces, for few tiles of many keys: every split into a part of attention_part floats, then the parts,
   // which lie one after the other, joined into the answer.
   int64_t (*attention_part)(const AttentionArgs& args);
@@ -219,8 +223,8 @@ struct Kernels {
                          float* scratch);
   void (*linear)(const LinearArgs& args, int64_t begin, int64_t end);  // columns [begin, end)
   void (*activate)(const ActivateArgs& args);
-  // The same for many rows, panel_columns columns at a time; `panel`: panel_words words, 64-byte aligned. No words:
-  // this instruction set has no such kernel for the dtype.
+  // The same for many rows, or for a matrix that is packed, panel_columns columns at a time; `panel`: panel_words
+  // words, 64-byte aligned, null for what is packed. No words: this instruction set has no such kernel for the dtype.
   int64_t (*panel_columns)(const PanelArgs& args);
   int64_t (*panel_words)(const PanelArgs& args);
   void (*panels)(const PanelArgs& args, int64_t begin, int64_t end, uint32_t* panel);

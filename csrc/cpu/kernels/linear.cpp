@@ -29,7 +29,7 @@ Ahead next_columns(const LinearArgs& a, int64_t column) {
   // Steps over the depth: four for four rows, two for two; one row alone reads ahead by itself.
   const int64_t steps = ((a.rows + 3) / 4 * 4) * ((a.depth + T::kStep - 1) / T::kStep);
   const char* w = static_cast<const char*>(a.w);
-  return {w + first * bytes, w + (first + count) * bytes, (count * bytes / 64 + steps - 1) / steps};
+  return read_within(w + first * bytes, count * bytes, steps);
 }
 
 template <class T>

@@ -1,8 +1,9 @@
-// The linear for many rows. A panel of columns is transposed once into words of 32 bits (one float32, or two bfloat16
-// that follow each other in depth), so that a vector holds a word of sixteen columns: a row's word meets it in every
-// lane, and no sum has to be gathered from lanes at the end. Each product is one running sum over depth, whatever the
-// rows beside.
+// The linear over panels of sixteen columns, transposed into words of 32 bits (one float32, or two bfloat16 that follow
+// each other in depth), so that a vector holds a word of sixteen columns: a row's word meets it in every lane, and no
+// sum has to be gathered from lanes at the end. Each product is one running sum over depth, whatever the rows beside.
+// Many rows pay for the transposing on the way; few do where the matrix lies in such panels already.
 #include "activation.h"
+#include "ahead.h"
 
 namespace pyruntime::PYRUNTIME_ISA {
 namespace {
@@ -41,6 +42,8 @@ constexpr int64_t word_count(int64_t depth) {
   return (depth + Words<T>::kPer - 1) / Words<T>::kPer;
 }
 
+int64_t tile_count(const PanelArgs& p) { return (p.row_end - p.row_begin + kTileRows - 1) / kTileRows; }
+
 // Columns [column, column + 16) of w, zeros past `end`, as words [word][16].
 template <class T>
 void pack(const LinearArgs& a, const void* w, int64_t column, int64_t end, uint32_t* panel) {
@@ -64,108 +67,120 @@ void pack(const LinearArgs& a, const void* w, int64_t column, int64_t end, uint3
   }
 }
 
-// The products of R rows and the G groups of a panel.
+// Words of packed panels that are read ahead where nothing else hides how far the memory is: one tile of rows.
+constexpr int64_t kNear = 32;
+
+// What is read ahead: `near`, of the panels at hand as many words ahead, and of other memory a few lines at every word.
+struct Reading {
+  int64_t near;
+  Ahead first, second;
+};
+
+// The products of R rows from `row` on and of G panels, to out[r * G + g].
 template <class T, int R, int G>
-PYRUNTIME_INLINE void multiply(const typename T::Element* const (&x)[R], const uint32_t* panel, int64_t depth,
-                               Vec (&sums)[R * G]) {
+__attribute__((noinline)) void multiply(const LinearArgs& a, int64_t row, const uint32_t* const* panels,
+                                        Reading& reading, Vec* out) {
+  using Element = typename T::Element;
   constexpr int64_t kPer = Words<T>::kPer;
-  const int64_t words = word_count<T>(depth), whole = depth / kPer;
-#pragma GCC unroll 24
-  for (int i = 0; i < R * G; ++i) sums[i] = Vec{};
+  const int64_t words = word_count<T>(a.depth), whole = a.depth / kPer;
+  const Element* x[R];
+  const uint32_t* w[G];
+  for (int r = 0; r < R; ++r) x[r] = static_cast<const Element*>(a.x) + (row + r) * a.x_row;
+  for (int g = 0; g < G; ++g) w[g] = panels[g];
+  Reading own = reading;
+  Vec sums[R * G] = {};
   for (int64_t word = 0; word < words; ++word) {
+    own.first.step(), own.second.step();
     WordVec columns[G];
 #pragma GCC unroll 4
-    for (int g = 0; g < G; ++g) columns[g] = load_as<WordVec>(panel + (g * words + word) * 16);
+    for (int g = 0; g < G; ++g) {
+      columns[g] = load_as<WordVec>(w[g] + word * 16);
+      __builtin_prefetch(w[g] + (word + own.near) * 16);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       uint32_t bits = 0;
-      memcpy(&bits, x[r] + word * kPer, word < whole ? 4 : sizeof(typename T::Element));
-      const WordVec row = WordVec{} + bits;
+      memcpy(&bits, x[r] + word * kPer, word < whole ? 4 : sizeof(Element));
+      const WordVec spread = WordVec{} + bits;
 #pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) sums[r * G + g] = Words<T>::add(row, columns[g], sums[r * G + g]);
+      for (int g = 0; g < G; ++g) sums[r * G + g] = Words<T>::add(spread, columns[g], sums[r * G + g]);
     }
   }
+  reading = own;
+  memcpy(out, sums, sizeof(sums));
+}
+
+// The same for a number of rows up to kTileRows.
+template <class T, int G, int R = kTileRows>
+void multiply_some(const LinearArgs& a, int64_t row, int64_t rows, const uint32_t* const* panels, Reading& reading,
+                   Vec* out) {
+  if (rows == R) return multiply<T, R, G>(a, row, panels, reading, out);
+  if constexpr (R > 1) multiply_some<T, G, R - 1>(a, row, rows, panels, reading, out);
 }
 
 PYRUNTIME_INLINE Vec bias_of(const LinearArgs& a, int64_t column, int64_t count) {
   return a.bias == nullptr ? Vec{} : load_first<Vec>(a.bias + column, count, sizeof(float));
 }
 
-// Rows [row, row + R) of a panel whose first column is `column`. Gated: its first half are gates, its second what they
-// let through.
-template <class T, int R, int G, bool Gated, Activation A>
-PYRUNTIME_INLINE void finish(const LinearArgs& a, int64_t row, int64_t column, int64_t end, const uint32_t* panel) {
+// All rows of G panels whose first column is `column`. Gated: of a panel of gates and one of what they let through.
+// Rows go in tiles of about one size, each of which reads its share ahead.
+template <class T, int G, bool Gated, Activation A>
+void rows_of_panels(const PanelArgs& p, int64_t column, int64_t end, const uint32_t* const* panels, Reading reading) {
   using Element = typename T::Element;
-  const Element* x[R];
-  for (int r = 0; r < R; ++r) x[r] = static_cast<const Element*>(a.x) + (row + r) * a.x_row;
-  Vec sums[R * G];
-  multiply<T, R, G>(x, panel, a.depth, sums);
-  constexpr int kOut = Gated ? G / 2 : G;
-#pragma GCC unroll 3
-  for (int g = 0; g < kOut; ++g) {
-    const int64_t at = column + g * 16, count = end - at < 16 ? end - at : 16;
-    const Vec bias = bias_of(a, at, count);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      Vec y = activate<A>(sums[r * G + g] + bias);
-      if constexpr (Gated) y *= sums[r * G + g + kOut];
-      store_narrow<T>(static_cast<Element*>(a.out) + (row + r) * a.out_row + at, y, count);
+  constexpr int kOut = Gated ? 1 : G;
+  const LinearArgs& a = p.linear;
+  const int64_t rows = p.row_end - p.row_begin, tiles = tile_count(p);
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t first = p.row_begin + rows * tile / tiles, last = p.row_begin + rows * (tile + 1) / tiles;
+    Vec products[kTileRows * G];
+    multiply_some<T, G>(a, first, last - first, panels, reading, products);
+    for (int g = 0; g < kOut; ++g) {
+      const int64_t at = column + g * 16, count = end - at < 16 ? end - at : 16;
+      const Vec bias = bias_of(a, at, count);
+      for (int64_t row = first; row < last; ++row) {
+        Vec y = activate<A>(products[(row - first) * G + g] + bias);
+        if constexpr (Gated) y *= products[(row - first) * G + 1];
+        store_narrow<T>(static_cast<Element*>(a.out) + row * a.out_row + at, y, count);
+      }
     }
   }
 }
 
-// Reads ahead what the next panel is made of, a share of it beside every tile of this one.
-struct Ahead {
-  const char* from;
-  int64_t lines, tiles, tile = 0;
-
-  void step() {
-    if (tiles == 0) return;
-    const int64_t begin = lines * tile / tiles, end = lines * (tile + 1) / tiles;
-    for (int64_t line = begin; line < end; ++line) __builtin_prefetch(from + line * 64, 0, 2);
-    ++tile;
-  }
-};
-
-template <class T, int G, bool Gated, Activation A>
-void rows_of_panel(const PanelArgs& p, int64_t column, int64_t end, Ahead ahead, const uint32_t* panel) {
-  constexpr int kRows = Gated && kTileGroups == 1 ? kTileRows / 2 : kTileRows;
-  const LinearArgs& a = p.linear;
-  int64_t row = p.row_begin;
-  for (; row + kRows <= p.row_end; row += kRows) {
-    ahead.step();
-    finish<T, kRows, G, Gated, A>(a, row, column, end, panel);
-  }
-  if constexpr (kRows > 4) {
-    for (; row + 4 <= p.row_end; row += 4) finish<T, 4, G, Gated, A>(a, row, column, end, panel);
-  }
-  if constexpr (kRows > 2) {
-    for (; row + 2 <= p.row_end; row += 2) finish<T, 2, G, Gated, A>(a, row, column, end, panel);
-  }
-  for (; row < p.row_end; ++row) finish<T, 1, G, Gated, A>(a, row, column, end, panel);
-}
-
 template <class T, bool Gated, Activation A>
-void run(const PanelArgs& p, int64_t begin, int64_t end, uint32_t* panel) {
+void run(const PanelArgs& p, int64_t begin, int64_t end, uint32_t* memory) {
   const LinearArgs& a = p.linear;
-  const int64_t group = word_count<T>(a.depth) * 16;
+  const int64_t words = word_count<T>(a.depth), size = words * 16, steps = tile_count(p) * words;
   constexpr int64_t kWidth = Gated ? 16 : 16 * kTileGroups;
-  const int64_t tiles = (p.row_end - p.row_begin) / kTileRows;
+  // What sixteen columns take of a matrix, and where it starts for those from `column` on.
+  const int64_t bytes = p.packed ? size * 4 : 16 * a.w_row * static_cast<int64_t>(sizeof(typename T::Element));
+  const auto part = [&](const void* w, int64_t column) { return static_cast<const char*>(w) + column / 16 * bytes; };
+  const auto panel = [&](const void* w, int64_t column, int64_t place) -> const uint32_t* {
+    if (p.packed) return reinterpret_cast<const uint32_t*>(part(w, column));
+    pack<T>(a, w, column, end, memory + place * size);
+    return memory + place * size;
+  };
   for (int64_t column = begin; column < end; column += kWidth) {
     const int64_t groups = Gated ? 1 : ((end - column < kWidth ? end - column : kWidth) + 15) / 16;
-    for (int64_t g = 0; g < groups; ++g) pack<T>(a, a.w, column + g * 16, end, panel + g * group);
-    if constexpr (Gated) pack<T>(a, p.up, column, end, panel + group);
-    const int64_t next = column + kWidth, bytes = a.w_row * static_cast<int64_t>(sizeof(typename T::Element));
-    const int64_t wide = end - next < kWidth ? end - next : kWidth;
-    Ahead ahead{static_cast<const char*>(a.w) + next * bytes, wide * bytes / 64, next < end ? tiles : 0};
+    const uint32_t* panels[kTileGroups + 1];
+    for (int64_t g = 0; g < groups; ++g) panels[g] = panel(a.w, column + g * 16, g);
+    if constexpr (Gated) panels[1] = panel(p.up, column, 1);
+    // The next columns, those of the next thread at the end: columns that are not there are not read.
+    const int64_t next = column + kWidth, left = a.columns / 16 * 16 - next;
+    const int64_t wide = left < kWidth ? (left > 0 ? left : 0) : kWidth;
+    Reading reading{kNear, {}, {}};
+    if (!p.packed || tile_count(p) > 1) {
+      const int64_t ahead = wide / 16 * bytes;
+      reading = {0, read_within(part(a.w, next), ahead, steps), {}};
+      if constexpr (Gated) reading.second = read_within(part(p.up, next), ahead, steps);
+    }
     if constexpr (Gated) {
-      rows_of_panel<T, 2, true, A>(p, column, end, ahead, panel);
+      rows_of_panels<T, 2, true, A>(p, column, end, panels, reading);
     } else if (groups == kTileGroups) {
-      rows_of_panel<T, kTileGroups, false, A>(p, column, end, ahead, panel);
+      rows_of_panels<T, kTileGroups, false, A>(p, column, end, panels, reading);
     } else if (kTileGroups == 3 && groups == 2) {
-      rows_of_panel<T, kTileGroups == 3 ? 2 : 1, false, A>(p, column, end, ahead, panel);
+      rows_of_panels<T, kTileGroups == 3 ? 2 : 1, false, A>(p, column, end, panels, reading);
     } else {
-      rows_of_panel<T, 1, false, A>(p, column, end, ahead, panel);
+      rows_of_panels<T, 1, false, A>(p, column, end, panels, reading);
     }
   }
 }

@@ -5,7 +5,7 @@ namespace pyruntime::PYRUNTIME_ISA {
 
 int64_t attention_tile_rows(const AttentionArgs& args);
 int64_t attention_scratch(const AttentionArgs& args);
-void attention(const AttentionArgs& args, const AttentionTile& tile, float* scratch);
+void attention(const AttentionArgs& args, const AttentionTile& tile, const AttentionTile* after, float* scratch);
 int64_t attention_part(const AttentionArgs& args);
 KeySplits attention_splits(const AttentionArgs& args, const AttentionTile& tile);
 void attention_split(const AttentionArgs& args, const AttentionTile& tile, int64_t split, float* scratch, float* part);
