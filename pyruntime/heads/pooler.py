@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from pyruntime.errors import ModelLoadError
@@ -76,9 +77,9 @@ class Pooler:
                 raise ValueError("the model has no sparse embeddings")
             return self._sparse.read(hidden, batch, chosen)
         vectors = self._dense(hidden, chosen)
-        return [vector.numpy() if bool(torch.isfinite(vector).all()) else None for vector in vectors]
+        return [vector if good else None for vector, good in zip(vectors, _are_finite(vectors), strict=True)]
 
-    def _dense(self, hidden: torch.Tensor, chosen: list[SequenceRows]) -> list[torch.Tensor]:
+    def _dense(self, hidden: torch.Tensor, chosen: list[SequenceRows]) -> list[np.ndarray]:
         whole = [rows for rows in chosen if not rows.sequence.partial_hidden]
         pooled = dict(zip(map(id, whole), self._pool(hidden, whole, [rows.start for rows in whole]), strict=True))
         for rows in chosen:
@@ -91,13 +92,13 @@ class Pooler:
         if self._project is None:
             return vectors
         requests = [rows.sequence.payload for rows in chosen]
-        projected = self._project(torch.stack(vectors).to(hidden.device))
+        projected = self._project(torch.from_numpy(np.stack(vectors)).to(hidden.device))
         finished = cut_and_normalize(projected, [r.dimensions for r in requests], [r.normalize for r in requests])
-        return [row[: r.dimensions] for row, r in zip(finished, requests, strict=True)]
+        return [row[: r.dimensions] for row, r in zip(finished.numpy(), requests, strict=True)]
 
     def _pool(
         self, hidden: torch.Tensor, chosen: list[SequenceRows], starts: list[int], length: int | None = None
-    ) -> list[torch.Tensor]:
+    ) -> list[np.ndarray]:
         """One vector for each of ``chosen``, whose rows begin at ``starts``; finished unless modules come behind."""
         spans = _Spans(hidden.shape[1], finished=self._project is None)
         for rows, start in zip(chosen, starts, strict=True):
@@ -141,7 +142,7 @@ class _Spans:
         self.widths.append(width)
         self.normalize.append(normalize)
 
-    def pool(self, hidden: torch.Tensor) -> list[torch.Tensor]:
+    def pool(self, hidden: torch.Tensor) -> list[np.ndarray]:
         if self.bounds[-1] < hidden.shape[0]:
             self._append(hidden.shape[0], PoolingType.LAST, 1, False)
         device = hidden.device
@@ -151,8 +152,16 @@ class _Spans:
             torch.tensor(self.kinds, dtype=torch.int32, device=device),
             torch.tensor(self.widths, dtype=torch.int32, device=device),
             torch.tensor(self.normalize, device=device),
-        ).cpu()
-        return [torch.zeros(width) if is_zero else pooled[i, :width] for i, width, is_zero in self.wanted]
+        )
+        matrix = pooled.cpu().numpy()
+        return [np.zeros(width, np.float32) if is_zero else matrix[i, :width] for i, width, is_zero in self.wanted]
+
+
+def _are_finite(vectors: list[np.ndarray]) -> list[bool]:
+    """Of each, of any width. All at once: one at a time takes longer than pooling them."""
+    starts = np.cumsum([0, *(len(vector) for vector in vectors[:-1])])
+    found: list[bool] = np.logical_and.reduceat(np.isfinite(np.concatenate(vectors)), starts).tolist()
+    return found
 
 
 def _check_expansion(loaded: LoadedModel, sentence: SentenceSettings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+import numpy as np
 import torch
 
 from pyruntime.scheduler.plan import StepPlan
@@ -36,7 +37,7 @@ class BatchBuilder:
                 [t for s, begin, end in spans for t in (*s.token_ids[begin:end], *drafts.get(s, ()))]
             ),
             positions=self._tensor([p for _, begin, end in spans for p in range(begin, end)]),
-            query_starts=self._tensor(starts, torch.int32),
+            query_starts=self._tensor(starts, np.int32),
         )
         if self.uses_token_types:
             batch.token_type_ids = self._tensor([t for span in spans for t in _token_types(*span)])
@@ -47,16 +48,17 @@ class BatchBuilder:
     def _add_cache_fields(self, batch: ForwardBatch, spans: list[tuple[Sequence, int, int]], plan: StepPlan) -> None:
         size = self.block_size
         width = max(len(s.blocks) for s, _, _ in spans)
-        batch.kv_lengths = self._tensor([end for _, _, end in spans], torch.int32)
-        batch.block_tables = self._tensor([s.blocks + [-1] * (width - len(s.blocks)) for s, _, _ in spans], torch.int32)
+        batch.kv_lengths = self._tensor([end for _, _, end in spans], np.int32)
+        batch.block_tables = self._tensor([s.blocks + [-1] * (width - len(s.blocks)) for s, _, _ in spans], np.int32)
         batch.slot_mapping = self._tensor(
             [s.blocks[p // size] * size + p % size for s, begin, end in spans for p in range(begin, end)]
         )
         if plan.block_copies:
             batch.block_copies = self._tensor(plan.block_copies)
 
-    def _tensor(self, values: list, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype).to(self.device)
+    def _tensor(self, values: list, dtype: type[np.integer] = np.int64) -> torch.Tensor:
+        # By way of numpy, which reads a list three times as fast.
+        return torch.from_numpy(np.array(values, dtype=dtype)).to(self.device)
 
 
 def _token_types(sequence: Sequence, begin: int, end: int) -> list[int]:

@@ -13,6 +13,10 @@ class Task(enum.Enum):
     SCORE = "score"
     CLASSIFY = "classify"
 
+    # Members are equal to themselves alone. Enum's own hash is that of the name, in Python, and the scheduler asks for
+    # it tens of times a sequence.
+    __hash__ = object.__hash__
+
 
 class Capability(enum.Enum):
     """What a served model can do; a request for anything else is ``CapabilityMissing``."""
