@@ -28,8 +28,8 @@ void join_values(const uint16_t* const* v, int64_t count, int64_t padded_count, 
   for (int64_t key = 0; key < padded_count; key += 2) {
     for (int64_t c = 0; c < dv; c += kLanes) {
       WordVec pair{};
-      if (key < count) pair = __builtin_convertvector(load_as<HalfWords>(v[key] + c), WordVec);
-      if (key + 1 < count) pair |= __builtin_convertvector(load_as<HalfWords>(v[key + 1] + c), WordVec) << 16;
+      if (key < count) pair = to_words(load_as<HalfWords>(v[key] + c));
+      if (key + 1 < count) pair |= to_words(load_as<HalfWords>(v[key + 1] + c)) << 16;
       memcpy(words + key / 2 * dv + c, &pair, sizeof(pair));
     }
   }

@@ -50,22 +50,45 @@ PYRUNTIME_INLINE V load_as(const void* p) {
   memcpy(&v, p, sizeof(V));
   return v;
 }
+#if defined(__AVX512BW__)
+// A mask of the first `count` <= 64 bytes of a vector.
+PYRUNTIME_INLINE uint64_t first_bytes(int64_t count) { return _bzhi_u64(~uint64_t{0}, static_cast<uint32_t>(count)); }
+#endif
 // The first `count` elements of `size` bytes, zeros after them; nothing beyond them is read.
 template <class V>
 PYRUNTIME_INLINE V load_first(const void* p, int64_t count, int64_t size) {
+#if defined(__AVX512BW__)
+  // A copy of unknown length goes through memory, byte by byte or by a call.
+  if constexpr (sizeof(V) == 64) {
+    return reinterpret_cast<V>(_mm512_maskz_loadu_epi8(first_bytes(count * size), p));
+  } else {
+    static_assert(sizeof(V) == 32);
+    return reinterpret_cast<V>(_mm256_maskz_loadu_epi8(static_cast<uint32_t>(first_bytes(count * size)), p));
+  }
+#else
   V v{};
   memcpy(&v, p, static_cast<size_t>(count * size));
   return v;
+#endif
 }
 
 PYRUNTIME_INLINE Vec widen(Vec v, Float32) { return v; }
-PYRUNTIME_INLINE Vec widen(HalfWords v, BFloat16) {
-  WordVec words = __builtin_convertvector(v, WordVec) << 16;
-  return reinterpret_cast<Vec>(words);
+// Compilers make two halves of what AVX-512 does at once.
+PYRUNTIME_INLINE WordVec to_words(HalfWords v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<WordVec>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(v)));
+#else
+  return __builtin_convertvector(v, WordVec);
+#endif
 }
+PYRUNTIME_INLINE Vec widen(HalfWords v, BFloat16) { return reinterpret_cast<Vec>(to_words(v) << 16); }
 PYRUNTIME_INLINE Vec widen(HalfWords v, Float16) { return __builtin_convertvector(reinterpret_cast<HalfVec>(v), Vec); }
 
 PYRUNTIME_INLINE HalfWords narrow(Vec v, BFloat16) {
+#if defined(__AVX512BF16__)
+  // Values below the normal range, 1e-38, become zero.
+  return reinterpret_cast<HalfWords>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(v)));
+#endif
   WordVec words = reinterpret_cast<WordVec>(v);
   WordVec rounded = (words + 0x7fffu + ((words >> 16) & 1u)) >> 16;
   WordVec quiet = (words >> 16) | 0x40u;
@@ -82,9 +105,18 @@ PYRUNTIME_INLINE void store_narrow(void* p, Vec v, int64_t count) {
   auto n = narrow(v, T{});
   if (count >= kLanes) {
     memcpy(p, &n, sizeof(n));
-  } else {
-    memcpy(p, &n, static_cast<size_t>(count) * sizeof(typename T::Element));
+    return;
   }
+#if defined(__AVX512BW__)
+  const uint64_t mask = first_bytes(count * static_cast<int64_t>(sizeof(typename T::Element)));
+  if constexpr (sizeof(n) == 64) {
+    _mm512_mask_storeu_epi8(p, mask, reinterpret_cast<__m512i>(n));
+  } else {
+    _mm256_mask_storeu_epi8(p, static_cast<uint32_t>(mask), reinterpret_cast<__m256i>(n));
+  }
+#else
+  memcpy(p, &n, static_cast<size_t>(count) * sizeof(typename T::Element));
+#endif
 }
 
 // accumulator + products of two chunks. Both forms keep float32 sums.
