@@ -78,47 +78,49 @@ __attribute__((noinline)) void multiply(const Int8Args& a, int64_t row, const ui
   memcpy(out, totals, sizeof(totals));
 }
 
-// As many rows as a tile of P panels takes; returns how many.
-template <int P>
-int64_t multiply_some(const Int8Args& a, int64_t row, const uint8_t* const* w, int64_t ahead, Vec* out) {
-  constexpr int kMost = kMostSums / P > 1 ? kMostSums / P : 1;
-  const int64_t left = a.row_end - row;
-  if (left >= kMost) return multiply<kMost, P>(a, row, w, ahead, out), kMost;
-  if constexpr (kMost > 4) {
-    if (left >= 4) return multiply<4, P>(a, row, w, ahead, out), 4;
+// What R rows of a tile come to, from their products.
+template <class T, int R, int P, bool Gated, Activation A>
+PYRUNTIME_INLINE void finish(const Int8Args& a, int64_t row, int64_t panel, const uint8_t* const* w,
+                             const Vec* products) {
+  using Element = typename T::Element;
+  Element* out = static_cast<Element*>(a.out) + row * a.out_row;
+#pragma GCC unroll 3
+  for (int p = 0; p < (Gated ? 1 : P); ++p) {
+    const int64_t column = (panel + p) * 16, wide = a.columns - column < 16 ? a.columns - column : 16;
+    const Vec scales = load_as<Vec>(w[p] + a.words * 64);
+    const Vec bias = a.bias == nullptr ? Vec{} : load_first<Vec>(a.bias + column, wide, sizeof(float));
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      Vec y = activate<A>(products[r * P + p] * scales + bias);
+      if constexpr (Gated) y *= products[r * P + 1] * load_as<Vec>(w[1] + a.words * 64);
+      store_narrow<T>(out + r * a.out_row + column, y, wide);
+    }
   }
-  if constexpr (kMost > 2) {
-    if (left >= 2) return multiply<2, P>(a, row, w, ahead, out), 2;
-  }
-  return multiply<1, P>(a, row, w, ahead, out), 1;
 }
 
 // What panels [panel, panel + P) of every row come to.
 template <class T, int P, bool Gated, Activation A>
 void run_panels(const Int8Args& a, int64_t panel, int64_t end) {
-  using Element = typename T::Element;
-  constexpr int kOut = Gated ? 1 : P;
+  constexpr int kOut = Gated ? 1 : P, kMost = kMostSums / P > 1 ? kMostSums / P : 1;
   const int64_t bytes = panel_bytes(a);
   const uint8_t* w[P];
   for (int p = 0; p < kOut; ++p) w[p] = a.w + (panel + p) * bytes;
   if constexpr (Gated) w[1] = a.up + panel * bytes;
-  Vec products[kMostSums > 2 ? kMostSums : 4];
-  int64_t ahead = panel + kOut < end ? kOut * bytes : 0;
-  for (int64_t row = a.row_begin; row < a.row_end;) {
-    const int64_t count = multiply_some<P>(a, row, w, ahead, products);
-    ahead = 0;  // once is enough
-    for (int p = 0; p < kOut; ++p) {
-      const int64_t column = (panel + p) * 16, wide = a.columns - column < 16 ? a.columns - column : 16;
-      const Vec scales = load_as<Vec>(w[p] + a.words * 64);
-      const Vec bias = a.bias == nullptr ? Vec{} : load_first<Vec>(a.bias + column, wide, sizeof(float));
-      for (int64_t r = 0; r < count; ++r) {
-        Vec y = activate<A>(products[r * P + p] * scales + bias);
-        if constexpr (Gated) y *= products[r * P + 1] * load_as<Vec>(w[1] + a.words * 64);
-        store_narrow<T>(static_cast<Element*>(a.out) + (row + r) * a.out_row + column, y, wide);
-      }
-    }
-    row += count;
+  int64_t row = a.row_begin, ahead = panel + kOut < end ? kOut * bytes : 0;
+  const auto take = [&]<int R>(std::integral_constant<int, R>) {
+    Vec products[R * P];
+    multiply<R, P>(a, row, w, ahead, products);
+    finish<T, R, P, Gated, A>(a, row, panel, w, products);
+    row += R, ahead = 0;  // reading ahead once is enough
+  };
+  while (a.row_end - row >= kMost) take(std::integral_constant<int, kMost>{});
+  if constexpr (kMost > 4) {
+    while (a.row_end - row >= 4) take(std::integral_constant<int, 4>{});
   }
+  if constexpr (kMost > 2) {
+    while (a.row_end - row >= 2) take(std::integral_constant<int, 2>{});
+  }
+  while (a.row_end - row >= 1) take(std::integral_constant<int, 1>{});
 }
 
 template <class T, Activation A>
@@ -136,7 +138,16 @@ void run_as(const Int8Args& a, int64_t begin, int64_t end) {
   with_activation(a.activation, [&](auto activation) { run<T, decltype(activation)::value>(a, begin, end); });
 }
 
-typedef int8_t Bytes __attribute__((vector_size(16)));
+// The lowest byte of each lane.
+PYRUNTIME_INLINE void store_low_bytes(int8_t* p, IntVec v) {
+#if defined(__AVX512F__)
+  _mm512_mask_cvtepi32_storeu_epi8(p, 0xffff, reinterpret_cast<__m512i>(v));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(16)));
+  const Bytes bytes = __builtin_convertvector(v, Bytes);
+  memcpy(p, &bytes, sizeof(bytes));
+#endif
+}
 
 template <class T>
 PYRUNTIME_INLINE Vec load_x(const typename T::Element* p, int64_t count) {
@@ -145,38 +156,58 @@ PYRUNTIME_INLINE Vec load_x(const typename T::Element* p, int64_t count) {
   return widen(load_first<Part>(p, count, sizeof(typename T::Element)), T{});
 }
 
-PYRUNTIME_INLINE Vec magnitude(Vec x) { return reinterpret_cast<Vec>(reinterpret_cast<WordVec>(x) & 0x7fffffffu); }
+// The bits of magnitudes are ordered as the magnitudes are, infinity and NaN above all of them.
+constexpr int32_t kInfinity = 0x7f800000;
+PYRUNTIME_INLINE IntVec magnitude_bits(Vec x) { return reinterpret_cast<IntVec>(x) & 0x7fffffff; }
+PYRUNTIME_INLINE IntVec larger_of(IntVec a, IntVec b) { return a > b ? a : b; }
+PYRUNTIME_INLINE int32_t largest_of(IntVec v) {
+  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#pragma GCC unroll 4
+  for (int32_t distance = 8; distance > 0; distance /= 2) v = larger_of(v, __builtin_shuffle(v, lane ^ distance));
+  return v[0];
+}
+PYRUNTIME_INLINE int32_t total_of(WordVec v) {
+  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#pragma GCC unroll 4
+  for (int32_t distance = 8; distance > 0; distance /= 2) v += __builtin_shuffle(v, lane ^ distance);
+  return static_cast<int32_t>(v[0]);
+}
 
 // `count` <= kInt8Group elements of x as int8 of one scale, zeros after them. A group with NaN or infinity has the
 // scale NaN, and with it the whole row.
-template <class T>
+template <class T, bool Whole>
 PYRUNTIME_INLINE void quantize_group(const typename T::Element* x, int64_t count, int8_t* q, float& scale,
                                      int32_t& offset) {
   constexpr int kVectors = kInt8Group / kLanes;
-  Vec values[kVectors], largest{};
+  Vec values[kVectors];
+  IntVec largest{};
+#pragma GCC unroll 8
   for (int i = 0; i < kVectors; ++i) {
-    const int64_t left = count - i * kLanes;
+    const int64_t left = Whole ? kLanes : count - i * kLanes;
     values[i] = left > 0 ? load_x<T>(x + i * kLanes, left) : Vec{};
-    largest = maximum_or_nan(magnitude(values[i]), largest);
+    largest = larger_of(magnitude_bits(values[i]), largest);
   }
-  const Vec spread = largest - largest;  // NaN for what is not finite
-  const float top = maximum_of(largest);
+  const int32_t top_bits = largest_of(largest);
+  float top;
+  memcpy(&top, &top_bits, sizeof(top));
   // Below, 127 / top would overflow: such a group counts as zeros.
-  const bool is_used = top > 1e-30f && sum_of(spread) == 0.0f;
-  const float inverse = is_used ? 127.0f / top : 0.0f;
-  scale = is_used ? top / 127.0f : sum_of(spread);
-  IntVec total{};
-  for (int i = 0; i < kVectors; ++i) {
-    // 1.5 * 2^23: adding it rounds to a whole number, which then stands in the lowest bits.
-    const Vec product = is_used ? values[i] * inverse : Vec{};
-    const IntVec whole = reinterpret_cast<IntVec>(product + 12582912.0f) - 0x4b400000;
-    total += whole;
-    const Bytes bytes = __builtin_convertvector(whole, Bytes);
-    memcpy(q + i * kLanes, &bytes, sizeof(bytes));
+  if (!(top_bits < kInfinity && top > 1e-30f)) {
+    memset(q, 0, kInt8Group);
+    scale = top - top, offset = 0;
+    return;
   }
-  int32_t sum = 0;
-  for (int64_t i = 0; i < kLanes; ++i) sum += total[i];
-  offset = -128 * sum;
+  const float inverse = 127.0f / top;
+  scale = top / 127.0f;
+  // 1.5 * 2^23: adding it rounds to a whole number, which then stands in the lowest bits.
+  constexpr float kRound = 12582912.0f;
+  WordVec total = WordVec{} - kVectors * 0x4b400000u;
+#pragma GCC unroll 8
+  for (int i = 0; i < kVectors; ++i) {
+    const IntVec whole = reinterpret_cast<IntVec>(values[i] * inverse + kRound);
+    total += reinterpret_cast<WordVec>(whole);
+    store_low_bytes(q + i * kLanes, whole);
+  }
+  offset = -128 * total_of(total);
 }
 
 template <class T>
@@ -185,8 +216,12 @@ void quantize_as(const QuantizeArgs& a, int64_t begin, int64_t end) {
     const auto* x = static_cast<const typename T::Element*>(a.x) + row * a.x_row;
     for (int64_t group = 0; group < a.groups; ++group) {
       const int64_t first = group * kInt8Group, left = a.depth - first, at = row * a.groups + group;
-      const int64_t count = left < kInt8Group ? left : kInt8Group;
-      quantize_group<T>(x + first, count, a.q + row * a.q_row + first, a.row_scales[at], a.offsets[at]);
+      int8_t* q = a.q + row * a.q_row + first;
+      if (left >= kInt8Group) {
+        quantize_group<T, true>(x + first, kInt8Group, q, a.row_scales[at], a.offsets[at]);
+      } else {
+        quantize_group<T, false>(x + first, left, q, a.row_scales[at], a.offsets[at]);
+      }
     }
   }
 }
