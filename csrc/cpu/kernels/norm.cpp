@@ -58,33 +58,58 @@ PYRUNTIME_INLINE Vec added(const NormArgs& a, const void* x, const void* other, 
   return a.residual == nullptr ? v : v + load_row<T>(other, i, a.width);
 }
 
-template <class T>
-void mean_and_variance(const NormArgs& a, int64_t row) {
+// Vectors of a row that are kept between the passes over it.
+constexpr int64_t kKept = 64;
+
+template <class T, bool Kept>
+void centre(const NormArgs& a, int64_t row) {
   const void* x = row_of<T>(a.x, row, a.x_row);
   const void* other = a.residual == nullptr ? nullptr : row_of<T>(a.residual, row, a.residual_row);
   auto* out = static_cast<typename T::Element*>(a.out) + row * a.out_row;
-  Vec total{};
-  for (int64_t i = 0; i < a.width; i += kLanes) total += added<T>(a, x, other, i);
+  const int64_t vectors = (a.width + kLanes - 1) / kLanes, whole = a.width / kLanes;
+  Vec kept[Kept ? kKept : 1];
+  const auto read = [&](int64_t i) {
+    const Vec v = added<T>(a, x, other, i * kLanes);
+    if constexpr (Kept) kept[i] = v;
+    return v;
+  };
+  const auto value = [&](int64_t i) { return Kept ? kept[i] : added<T>(a, x, other, i * kLanes); };
+  // Here and below even and odd vectors apart, which do not wait for each other then.
+  Vec total{}, odd_total{};
+  int64_t i = 0;
+  for (; i + 2 <= vectors; i += 2) total += read(i), odd_total += read(i + 1);
+  if (i < vectors) total += read(i);
   const float count = static_cast<float>(a.width);
-  const float mean = sum_of(total) / count;
-  // A second pass over the row, which is in the cache: the difference of two large sums would lose what is asked for.
-  // What the deviations do not sum to zero by is how far the mean was off.
-  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  Vec squares{}, rest{};
-  for (int64_t i = 0; i < a.width; i += kLanes) {
-    const int64_t left = a.width - i < kLanes ? a.width - i : kLanes;
-    Vec v = added<T>(a, x, other, i) - mean;
-    v = lane < static_cast<int32_t>(left) ? v : Vec{};
-    squares += v * v, rest += v;
+  const float mean = sum_of(total + odd_total) / count;
+  // A second pass over the row: the difference of two large sums would lose what is asked for. What the deviations do
+  // not sum to zero by is how far the mean was off.
+  Vec rest{}, odd_rest{}, squares{}, odd_squares{};
+  for (i = 0; i + 2 <= whole; i += 2) {
+    const Vec even = value(i) - mean, odd = value(i + 1) - mean;
+    rest += even, odd_rest += odd;
+    squares += even * even, odd_squares += odd * odd;
   }
-  const float off = sum_of(rest) / count;
-  const float variance = sum_of(squares) / count - off * off;
+  for (; i < vectors; ++i) {
+    const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const int64_t left = a.width - i * kLanes;
+    const Vec v = lane < static_cast<int32_t>(left < kLanes ? left : kLanes) ? value(i) - mean : Vec{};
+    rest += v, squares += v * v;
+  }
+  const float off = sum_of(rest + odd_rest) / count;
+  const float variance = sum_of(squares + odd_squares) / count - off * off;
   const Vec factor = splat(1.0f / __builtin_sqrtf((variance > 0.0f ? variance : 0.0f) + a.epsilon));
-  for (int64_t i = 0; i < a.width; i += kLanes) {
-    const Vec weight = a.weight == nullptr ? splat(1.0f) : load_row<T>(a.weight, i, a.width);
-    const Vec bias = a.bias == nullptr ? Vec{} : load_row<T>(a.bias, i, a.width);
-    store_narrow<T>(out + i, (added<T>(a, x, other, i) - mean - off) * factor * weight + bias, a.width - i);
+  for (i = 0; i < vectors; ++i) {
+    const int64_t at = i * kLanes;
+    const Vec weight = a.weight == nullptr ? splat(1.0f) : load_row<T>(a.weight, at, a.width);
+    const Vec bias = a.bias == nullptr ? Vec{} : load_row<T>(a.bias, at, a.width);
+    store_narrow<T>(out + at, (value(i) - mean - off) * factor * weight + bias, a.width - at);
   }
+}
+
+template <class T>
+void mean_and_variance(const NormArgs& a, int64_t row) {
+  if (a.width <= kKept * kLanes) return centre<T, true>(a, row);
+  centre<T, false>(a, row);
 }
 
 template <class T>
