@@ -12,7 +12,7 @@ from pyruntime.ops import between, reference
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Half a unit in the last place of the dtype, and what float32 loses on the way.
 RELATIVE = {torch.float32: 4e-6, torch.bfloat16: 4.1e-3, torch.float16: 6e-4}
-SHAPES = [(1, 1), (3, 17), (70, 640), (5, 384), (2, 2048), (300, 72)]
+SHAPES = [(1, 1), (3, 17), (70, 640), (5, 384), (2, 2048), (3, 1100), (300, 72)]
 
 
 def near(got: torch.Tensor, want: torch.Tensor) -> None:
