@@ -5,49 +5,12 @@
 // page size. Keys are summed in splits of kSplit, again by position, each on its own, and the splits joined in order: a
 // single row of many keys can so be shared among threads and still answers the same bits.
 #include "attention_pairs.h"
+#include "attention_softmax.h"
 #include "attention_state.h"
 #include "attention_tile.h"
 
 namespace pyruntime::PYRUNTIME_ISA {
 namespace {
-
-// Scores of one row over keys [block, block + group) become weights; only [low, high) are visible. Returns the factor
-// for what the row has summed so far.
-float soften(const AttentionArgs& a, float* scores, int64_t block, int64_t group, int64_t low, int64_t high,
-             float& maximum, float& sum) {
-  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  Vec top = splat(kNothing);
-  bool inside = low <= block && high >= block + group;
-  for (int64_t j = 0; j < group; j += kLanes) {
-    Vec s = load_as<Vec>(scores + j) * a.scale;
-    if (a.softcap != 0.0f) s = hyperbolic_tangent(s * (1.0f / a.softcap)) * a.softcap;
-    if (!inside) {
-      IntVec key = lane + static_cast<int32_t>(block + j);
-      IntVec visible = (key >= static_cast<int32_t>(low)) & (key < static_cast<int32_t>(high));
-      s = visible ? s : splat(kNothing);
-    }
-    top = maximum_or_nan(s, top);
-    memcpy(scores + j, &s, sizeof(s));
-  }
-  float highest = maximum;
-#pragma GCC unroll 4
-  for (int32_t distance = 8; distance > 0; distance /= 2) top = maximum_or_nan(top, exchange(top, distance));
-  highest = (top[0] > highest || top[0] != top[0]) ? top[0] : highest;
-  if (highest == kNothing) {
-    memset(scores, 0, static_cast<size_t>(group) * sizeof(float));
-    return 1.0f;
-  }
-  Vec total{};
-  for (int64_t j = 0; j < group; j += kLanes) {
-    Vec p = exponential(load_as<Vec>(scores + j) - highest);
-    total += p;
-    memcpy(scores + j, &p, sizeof(p));
-  }
-  float correction = maximum == kNothing ? 0.0f : exponential(splat(maximum - highest))[0];
-  sum = sum * correction + sum_of(total);
-  maximum = highest;
-  return correction;
-}
 
 // Keys in lanes as words of two bfloat16, whole vectors of them.
 template <class T>
@@ -165,7 +128,13 @@ void attend(const Span& s, int64_t split, const Buffers& b, const AttentionTile*
     here.find(a, s.t, block, end);
     score<T>(s, here, width, queries, b, few ? Coming<T>{here.v, here.count, a.value_width} : Coming<T>{});
     float correction[kTileRows];
-    for (int64_t r = 0; r < rows; ++r) {
+    int64_t r = 0;
+    if (a.softcap == 0.0f && s.low(rows - 1) <= block && s.high(0) >= end) {
+      for (; r + 4 <= rows; r += 4) {
+        soften_rows<4>(a, b.scores + r * kKeys, block, end - block, b.part.maxima + r, b.part.sums + r, correction + r);
+      }
+    }
+    for (; r < rows; ++r) {
       correction[r] = soften(a, b.scores + r * kKeys, block, width, s.low(r), smallest(s.high(r), end),
                              b.part.maxima[r], b.part.sums[r]);
     }
