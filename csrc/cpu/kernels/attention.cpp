@@ -168,7 +168,7 @@ void run(const AttentionArgs& a, const AttentionTile& t, const AttentionTile* af
   load_queries<T>(s, b);
   // A single split is the total, unless there are sinks to add it to.
   if (a.sinks == nullptr && s.first < s.last && s.first / kSplit == (s.last - 1) / kSplit) {
-    attend<T>(s, s.first / kSplit, b);
+    attend<T>(s, s.first / kSplit, b, after);
     return write_rows<T>(s, b.part);
   }
   begin_total(s, b.total);
