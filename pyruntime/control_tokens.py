@@ -1,10 +1,10 @@
-"""What a chat says stays text: control tokens come from the template alone.
+"""What is put into a template stays text: control tokens come from the template alone.
 
 A tokenizer reads the name of a special token anywhere in a text as that token, so that a message which spells the ends
-and beginnings of turns would speak for others. Here such names are put between two marks before the template sees them,
-and are spelled out when the rendered text is encoded. Texts without such a name are rendered and encoded as ever. The
-idea, and which tokens those are, is of transformers' ``sanitize_control_tokens``, which changes the tokenizer while it
-encodes and so cannot be called from several threads.
+and beginnings of turns would speak for others, and a document for its judge. Here such names are put between two marks
+before the template sees them, and are spelled out when the rendered text is encoded. Texts without such a name are
+rendered and encoded as ever. The idea, and which tokens those are, is of transformers' ``sanitize_control_tokens``,
+which changes the tokenizer while it encodes and so cannot be called from several threads.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from pyruntime.errors import InvalidField
 
 # Unicode's code points for a program's own use inside; a text that holds some gets others as its marks.
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+# What may be done about a name that cannot be spelled in other tokens.
+_ALLOWED = "texts without it"
 # What a model answers is said by it again as it was: tokens that its texts show, as `<think>`, are read as tokens.
 _OWN_ROLES = ("assistant", "model")
 # Text that stands before a piece while it is encoded, since some tokenizers put a space before a text's beginning.
@@ -29,8 +31,8 @@ _ANCHORS = "\n", "a", "."
 
 
 @dataclass(frozen=True)
-class RenderedChat:
-    """``text`` with each name of a control token that is no token between ``marks``; empty when there is none."""
+class MarkedText:
+    """A rendered template, each name of a control token that is no token between ``marks``; empty: there is none."""
 
     text: str
     marks: str = ""
@@ -60,7 +62,7 @@ class ControlTokens:
     def mark(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> tuple[Any, Any, str]:
         """Messages and options with the names in their texts marked, and the marks; as they are, and no marks, if none.
 
-        Raises ``InvalidField`` for texts that use up the marks.
+        Raises ``InvalidField`` of the field ``chat`` for texts that use up the marks.
         """
         said = [(message, self._names_for(message.get("role"))) for message in messages]
         texts = [text for each in (messages, options) for text in _texts(each)]
@@ -76,13 +78,42 @@ class ControlTokens:
             marked.append({**self._marked(message, marks, self._all), **own})
         return marked, self._marked(options, marks, self._all), marks
 
-    def ids(self, chat: RenderedChat) -> list[int]:
-        """Token ids of a chat with marks. Raises ``InvalidField`` for a name that cannot be spelled in other tokens."""
-        first, *others = self._pieces(chat.text, chat.marks[0], chat.marks[1])
+    def mark_values(self, values: dict[str, str]) -> tuple[dict[str, str], str]:
+        """As ``mark``, of texts alone."""
+        _, marked, marks = self.mark([], values)
+        return marked, marks
+
+    def encode_behind(self, prompt: str, texts: list[str]) -> list[list[int] | InvalidField]:
+        """Token ids of each text behind ``prompt``, whose names alone are control tokens; or what ``ids`` raises."""
+        own, *encoded = self._encode([prompt, *(prompt + text for text in texts)])
+        results: list[list[int] | InvalidField] = []
+        for text, ids in zip(texts, encoded, strict=True):
+            said = self._ids.isdisjoint(ids) or self._count(ids) <= self._count(own)
+            results.append(ids if said else self._spelled_behind(prompt, text))
+        return results
+
+    def _count(self, ids: list[int]) -> int:
+        return sum(token_id in self._ids for token_id in ids)
+
+    def _spelled_behind(self, prompt: str, text: str) -> list[int] | InvalidField:
+        try:
+            values, marks = self.mark_values({"text": text})
+            return self.ids(MarkedText(prompt + values["text"], marks))
+        except InvalidField as error:
+            return error
+
+    def ids(self, rendered: MarkedText, allowed: str = _ALLOWED) -> list[int]:
+        """Token ids of the text. Raises ``InvalidField`` for a name that cannot be spelled in other tokens.
+
+        ``allowed``: what the error says is.
+        """
+        if not rendered.marks:
+            return self._encode([rendered.text])[0]
+        first, *others = self._pieces(rendered.text, rendered.marks[0], rendered.marks[1])
         texts = [piece for piece, is_name in others if not is_name]
         names = sorted({piece for piece, is_name in others if is_name})
         texts_ids = iter(self._behind(texts))
-        names_ids = {name: self._spelled(name) for name in names}
+        names_ids = {name: self._spelled(name, allowed) for name in names}
         (found,) = self._encode([first[0]])
         for piece, is_name in others:
             found += names_ids[piece] if is_name else next(texts_ids)
@@ -129,14 +160,14 @@ class ControlTokens:
         first, *others = [*pieces, (text[done:], False)]
         return [first, *((piece, is_name) for piece, is_name in others if piece)]
 
-    def _spelled(self, name: str) -> list[int]:
+    def _spelled(self, name: str, allowed: str) -> list[int]:
         """A name in other tokens: it is cut where neither half is one."""
         for place in range(1, len(name)):
             halves = self._behind([name[:place], name[place:]])
             if self._ids.isdisjoint(halves[0] + halves[1]):
                 return halves[0] + halves[1]
         problem = f"spells the token {name!r}, which the tokenizer cannot read as text"
-        raise InvalidField("chat", f"{problem}; allowed: such names with allow_control_tokens alone")
+        raise InvalidField("chat", f"{problem}; allowed: {allowed}")
 
     def _behind(self, pieces: list[str]) -> list[list[int]]:
         """Ids of each piece as it is read behind other text."""

@@ -60,6 +60,11 @@ class RerankTemplate:
     label_ids: tuple[int, ...] = ()
     activation: str = "sigmoid"
 
+    @property
+    def text(self) -> str:
+        """All that the template itself writes."""
+        return "\n".join((*self.before, self.document, *self.after, self.instruction or ""))
+
     def bound(self, tokenizer: Tokenizer) -> RerankTemplate:
         """With the labels' ids. ``ModelLoadError`` where a label is not exactly one token."""
         encoded = tokenizer.encode_batch(list(self.labels), special_tokens=False)

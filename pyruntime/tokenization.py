@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from pyruntime.control_tokens import ControlTokens, RenderedChat
+from pyruntime.control_tokens import ControlTokens, MarkedText
 from pyruntime.detokenization import IncrementalDetokenizer, StopMatcher, decoder_steps
 from pyruntime.errors import CapabilityMissing, InvalidField, ModelLoadError
 
@@ -82,7 +82,7 @@ class Tokenizer:
         self.num_special: int = len(self._head) + len(self._tail)
         self.pair_frame: PairFrame | None = _pair_frame(backend)
         self.reads_token_types: bool = "token_type_ids" in hf_tokenizer.model_input_names
-        self._control: tuple[str, ControlTokens] | None = None  # of the template, made with the first chat
+        self._control: dict[str, ControlTokens] = {}  # by template, made when one is first used
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Tokenizer:
@@ -151,26 +151,30 @@ class Tokenizer:
             problem = f"the model's chat template refused the messages: {str(error)[:MOST_ERROR]}"
             raise InvalidField("chat", problem) from error
 
-    def render_data(self, messages: list[dict[str, Any]], **kw: Any) -> RenderedChat:
+    def render_data(self, messages: list[dict[str, Any]], **kw: Any) -> MarkedText:
         """As ``render_chat``, with names of control tokens in messages, tools and variables kept apart as text."""
         try:
-            messages, kw, marks = self._control_tokens().mark(messages, kw)
+            messages, kw, marks = self.control_tokens(self._chat_template()).mark(messages, kw)
         except RecursionError as error:
             raise InvalidField("chat", "holds JSON that is nested too deeply") from error
-        return RenderedChat(self.render_chat(messages, **kw), marks)
+        return MarkedText(self.render_chat(messages, **kw), marks)
 
-    def encode_chat(self, chat: RenderedChat, *, special_tokens: bool = False) -> list[int]:
+    def encode_chat(self, chat: MarkedText, *, special_tokens: bool = False) -> list[int]:
         """Ids of a rendered chat. Raises ``InvalidField`` where a control token's name cannot be spelled as text."""
         if not chat.marks:
             return self.encode(chat.text, special_tokens=special_tokens)
-        ids = self._control_tokens().ids(chat)
+        allowed = "such names with allow_control_tokens alone"
+        ids = self.control_tokens(self._chat_template()).ids(chat, allowed)
         return [*self._head, *ids, *self._tail] if special_tokens else ids
 
-    def _control_tokens(self) -> ControlTokens:
-        template = "\n".join(self._templates())
-        if self._control is None or self._control[0] != template:
-            self._control = template, ControlTokens(self._backend, template)
-        return self._control[1]
+    def control_tokens(self, template: str) -> ControlTokens:
+        """The control tokens of a text that frames others, one of the model's own: those made are kept."""
+        if template not in self._control:
+            self._control[template] = ControlTokens(self._backend, template)
+        return self._control[template]
+
+    def _chat_template(self) -> str:
+        return "\n".join(self._templates())
 
     def _template_knows_tools(self) -> bool:
         """Whether the template, or one of several, has such a variable; others would leave the tools out unsaid."""

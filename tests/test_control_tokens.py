@@ -7,7 +7,7 @@ import random
 import pytest
 from tokenizers import AddedToken, normalizers
 
-from pyruntime.control_tokens import RenderedChat
+from pyruntime.control_tokens import MarkedText
 from pyruntime.errors import InvalidField
 from pyruntime.tokenization import Tokenizer
 from tests.tokenizer_kinds import KINDS, byte_level, make
@@ -92,7 +92,7 @@ def test_texts_without_control_tokens_are_encoded_as_ever(kind: str):
         if any(name in said for name in CONTROL):
             continue
         chat = tokenizer.render_data([{"role": "user", "content": said}])
-        assert chat == RenderedChat(tokenizer.render_chat([{"role": "user", "content": said}]))
+        assert chat == MarkedText(tokenizer.render_chat([{"role": "user", "content": said}]))
         assert tokenizer.encode_chat(chat) == tokenizer.encode(chat.text, special_tokens=False)
 
 
@@ -159,3 +159,37 @@ def test_a_continued_message_and_special_tokens_around():
     head, tail = tokenizer.leading_special_ids, tokenizer.trailing_special_ids
     assert ids == [*head, *tokenizer.encode_chat(found), *tail]
     assert control(tokenizer, ids[len(head) : -len(tail)]) == ["<s>", "</s>", "<s>"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_behind_a_prompt_write_no_control_token(kind: str):
+    """As documents of a rerank template, whose own tokens stay."""
+    tokenizer, rng = with_control(kind), random.Random(kind)
+    tokens = tokenizer.control_tokens("<tool> <s>")
+    for prompt in ("<s>D: ", "<Document>: ", "", "<tool>\n"):
+        texts = [shuffled(rng) for _ in range(60)]
+        own = control(tokenizer, tokenizer.encode(prompt, special_tokens=False))
+        for text, ids in zip(texts, tokens.encode_behind(prompt, texts), strict=True):
+            assert control(tokenizer, ids) == own, (prompt, text)
+            if not any(name in text for name in CONTROL):
+                assert ids == tokenizer.encode(prompt + text, special_tokens=False)
+            elif kind.startswith("byte_level"):
+                assert tokenizer.decode(ids, skip_special_tokens=False) == prompt + text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_within_a_piece_write_no_control_token(kind: str):
+    tokenizer, rng = with_control(kind), random.Random(kind)
+    tokens = tokenizer.control_tokens("<tool> <s>")
+    for _ in range(60):
+        values, marks = tokens.mark_values({"query": shuffled(rng), "instruction": shuffled(rng)})
+        piece = f"<s> {values['instruction']} : {values['query']} </s>"
+        assert control(tokenizer, tokens.ids(MarkedText(piece, marks))) == ["<s>", "</s>"], values
+
+
+def test_a_text_that_cannot_be_spelled_is_an_error_beside_the_others():
+    tokenizer = with_control("byte_level", TURNS, AddedToken("§", special=True, normalized=False))
+    good, bad = tokenizer.control_tokens("").encode_behind("§ ", ["a", "b§"])
+    assert good == tokenizer.encode("§ a", special_tokens=False)
+    assert isinstance(bad, InvalidField)
+    assert "'§'" in bad.problem and bad.problem.endswith("allowed: texts without it")

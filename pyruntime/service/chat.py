@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from google.protobuf import json_format
 
-from pyruntime.control_tokens import RenderedChat
+from pyruntime.control_tokens import MarkedText
 from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
 from pyruntime.service.validate import check_length, optional, show, text_bytes
@@ -30,7 +30,7 @@ def chat_bytes(chat: generate_pb2.Chat) -> int:
 
 def render_chat(
     model: ServedModel, chat: generate_pb2.Chat, field: str, max_bytes: int, max_entries: int
-) -> RenderedChat:
+) -> MarkedText:
     """The conversation through the model's own template; ``field`` names it in errors.
 
     At most ``max_entries`` messages, and tools, of ``max_bytes`` in all. ``InvalidField`` for what the proto's comments
@@ -48,7 +48,7 @@ def render_chat(
     else:
         options["add_generation_prompt"] = optional(chat, "add_generation_prompt", True)
     if chat.allow_control_tokens:
-        return RenderedChat(model.tokenizer.render_chat(messages, **options))
+        return MarkedText(model.tokenizer.render_chat(messages, **options))
     return model.tokenizer.render_data(messages, **options)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyruntime.control_tokens import RenderedChat
+from pyruntime.control_tokens import ControlTokens, MarkedText
 from pyruntime.errors import InvalidField
 from pyruntime.registry import ServedModel
 from pyruntime.service.chat import render_chat
@@ -47,8 +47,9 @@ class Reading:
     """How the inputs of one request are read.
 
     ``prompt`` is put before texts. ``prompt_field`` names the request field that asked for it, if one did: token ids
-    cannot be given a prompt, so they are refused then. An error names the input as FIELD[PLACE] with ``suffix``,
-    its text with ``text_suffix`` behind.
+    cannot be given a prompt, so they are refused then. With ``control``, the names of its tokens in texts are text, in
+    the prompt tokens, and no special tokens are added. An error names the input as FIELD[PLACE] with ``suffix``, its
+    text with ``text_suffix`` behind.
     """
 
     field: str
@@ -58,6 +59,7 @@ class Reading:
     special_tokens: bool = True
     prompt: str = ""
     prompt_field: str = ""
+    control: ControlTokens | None = None
     token_limit: TokenLimit | None = None
 
     def path(self, place: int) -> str:
@@ -97,7 +99,7 @@ def _read_some(
         try:
             if each.WhichOneof("value") == "text":
                 check_text(reading.text_path(place), each.text, reading.limits.max_text_bytes)
-                texts[place] = reading.prompt + each.text
+                texts[place] = each.text
             else:
                 results[place] = given_ids(model, each, path, reading.limits, reading.prompt_field)
         except InvalidField as error:
@@ -110,14 +112,27 @@ def _encode_texts(model: ServedModel, texts: dict[int, str], reading: Reading) -
     if not texts:
         return {}
     results: dict[int, list[int] | InvalidField] = {}
-    encoded = model.tokenizer.encode_batch(list(texts.values()), special_tokens=reading.special_tokens)
-    for place, ids in zip(texts, encoded, strict=True):
+    for place, ids in zip(texts, _encoded(model, list(texts.values()), reading), strict=True):
         path = reading.text_path(place)
         try:
-            results[place] = known_ids(model, ids, path) if ids else InvalidField(path, "has no tokens")
+            results[place] = known_ids(model, told(ids, path), path) or InvalidField(path, "has no tokens")
         except InvalidField as error:
             results[place] = error
     return results
+
+
+def _encoded(model: ServedModel, texts: list[str], reading: Reading) -> Sequence[list[int] | InvalidField]:
+    if reading.control is not None:
+        return reading.control.encode_behind(reading.prompt, texts)
+    whole = [reading.prompt + text for text in texts]
+    return model.tokenizer.encode_batch(whole, special_tokens=reading.special_tokens)
+
+
+def told(ids: list[int] | InvalidField, field: str) -> list[int]:
+    """``ids``; raises the error that they are as one of ``field``."""
+    if isinstance(ids, InvalidField):
+        raise InvalidField(field, ids.problem)
+    return ids
 
 
 def _fit(model: ServedModel, ids: list[int] | InvalidField, place: int, reading: Reading) -> list[int] | InvalidField:
@@ -176,7 +191,7 @@ async def read_prompt(
     return await workers.run(text_bytes(chat.text), _encode_chat, model, chat, special_tokens is True)
 
 
-def _encode_chat(model: ServedModel, chat: RenderedChat, special_tokens: bool) -> list[int]:
+def _encode_chat(model: ServedModel, chat: MarkedText, special_tokens: bool) -> list[int]:
     return known_ids(model, model.tokenizer.encode_chat(chat, special_tokens=special_tokens), "chat")
 
 

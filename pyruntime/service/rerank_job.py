@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from pyruntime.control_tokens import ControlTokens
 from pyruntime.errors import InvalidField, PyruntimeError
 from pyruntime.registry import ServedModel
 from pyruntime.service.inputs import Reading, encode_text, read_inputs
@@ -51,13 +52,17 @@ class RankJob:
             raise InvalidField("query", "has no tokens")
         return ids
 
-    async def read_documents(self, prompt: str, before: list[int], after: list[int], room: int) -> list[Ids]:
+    async def read_documents(
+        self, prompt: str, before: list[int], after: list[int], room: int, control: ControlTokens | None = None
+    ) -> list[Ids]:
         """Each document's ids behind ``prompt``, or what is wrong with it, between ``before`` and ``after``.
 
-        ``room``: tokens for prompt and document. A document that is cut keeps its prompt whole.
+        ``room``: tokens for prompt and document. A document that is cut keeps its prompt whole. ``control``: whose
+        names are text in documents, and tokens in the prompt.
         """
         workers = self.room.workers
-        reading = Reading("documents", self.room.input_limits, text_suffix="", special_tokens=False, prompt=prompt)
+        plain = Reading("documents", self.room.input_limits, text_suffix="", special_tokens=False)
+        reading = replace(plain, prompt=prompt, control=control)
         inputs = [common_pb2.Input(text=text) for text in self.request.documents]
         read = await read_inputs(workers, self.model, inputs, reading)
         # A tokenizer may join a space at the prompt's end with the document's first word.

@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyruntime.control_tokens import MarkedText
 from pyruntime.errors import InvalidField, PyruntimeError
 from pyruntime.registry import ServedModel
 from pyruntime.rerank_template import RerankTemplate, fill
 from pyruntime.service.convert import Stopwatch
 from pyruntime.service.distinct import Distinct, distinct
-from pyruntime.service.inputs import encode_text
+from pyruntime.service.inputs import known_ids
 from pyruntime.service.pairs import Ids
 from pyruntime.service.rerank_job import Outcomes, Ranked, RankJob
 from pyruntime.service.rerank_pairs import ranked
@@ -84,12 +85,18 @@ def sigmoid(value: float) -> float:
 
 
 async def read_rank_prompt(job: RankJob) -> Prompt:
-    """The template's pieces around query and documents, each piece tokenised on its own."""
+    """The template's pieces around query and documents, each piece tokenised on its own.
+
+    Control tokens are the template's own: their names in what the request says are text.
+    """
     template, workers = _template(job.model), job.room.workers
-    values = {"query": job.request.query, "instruction": job.instruction or ""}
     frame = template.document.removesuffix("{document}")
-    around = [*(fill(piece, values) for piece in (*template.before, *template.after)), frame.rstrip()]
-    *encoded, own = await workers.run(sum(map(text_bytes, around)), _encode_pieces, job.model, around)
+    pieces = [*template.before, *template.after, frame.rstrip()]
+    said = {"query": job.request.query}
+    if job.request.HasField("instruction"):
+        said["instruction"] = job.request.instruction
+    num_bytes = sum(map(text_bytes, (*pieces, *said.values())))
+    *encoded, own = await workers.run(num_bytes, _encode_pieces, job.model, pieces, said)
     before = job.model.tokenizer.leading_special_ids if template.leading_special_tokens else []
     for ids in encoded[: len(template.before)]:
         before += ids
@@ -99,11 +106,20 @@ async def read_rank_prompt(job: RankJob) -> Prompt:
         beside = len(own) + len(after)
         problem = f"makes {len(before)} tokens with the template, beside {beside} around the document; allowed: "
         raise InvalidField("query", problem + f"at most {job.model.info.context_length - 1} together")
-    return Prompt(before, await job.read_documents(frame, [], after, room))
+    control = job.model.tokenizer.control_tokens(template.text)
+    return Prompt(before, await job.read_documents(frame, [], after, room, control))
 
 
-def _encode_pieces(model: ServedModel, pieces: list[str]) -> list[list[int]]:
-    return [encode_text(model, piece, "query", False) for piece in pieces]
+def _encode_pieces(model: ServedModel, pieces: list[str], said: dict[str, str]) -> list[list[int]]:
+    """The template's ``pieces``, filled in with what the request ``said``, else with the template's own."""
+    template = _template(model)
+    control = model.tokenizer.control_tokens(template.text)
+    try:
+        marked, marks = control.mark_values(said)
+        values = {"instruction": template.instruction or "", **marked}
+        return [known_ids(model, control.ids(MarkedText(fill(piece, values), marks)), "query") for piece in pieces]
+    except InvalidField as error:
+        raise InvalidField("query", error.problem) from error
 
 
 def _template(model: ServedModel) -> RerankTemplate:

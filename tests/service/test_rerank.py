@@ -189,7 +189,7 @@ BAD = [
     (request("cross", *["a" * 900] * 4), "documents", "bytes of text in all"),
     (request("cross", "", ""), "documents[0]", "is empty"),
     (request("cross", "a <extra>"), "documents[0]", "<extra>"),
-    (request("prompt", "a", query="<extra>"), "query", "<extra>"),
+    (request("late", "a", query="<extra>"), "query", "<extra>"),
 ]
 
 
