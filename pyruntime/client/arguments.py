@@ -17,7 +17,7 @@ examples:
   pyruntime models
   pyruntime generate --model gemma-3-270m --temperature 0 "The three primary colours are"
   pyruntime embed --model all-minilm-l6-v2 --json < texts.txt > vectors.jsonl
-  pyruntime score --label " yes" --label " no" "Is this an animal? " "A horse. Answer:"
+  pyruntime score --label " red" --label " blue" --apply-softmax "Red or blue? " "The sky is"
 
 PYRUNTIME_TARGET stands in for --target, PYRUNTIME_TOKEN for --token-file.
 exit status: 0 all went well, 1 the server refused something or could not be reached, 2 bad usage, 130 interrupted"""

@@ -30,12 +30,12 @@ def example_requests(models: Iterable[ServedModel]) -> list[tuple[str, dict[str,
     if name := _first(served, Capability.SCORE):
         request = {
             "model": name,
-            "query": {"text": "Answer yes or no. Is this an animal? "},
-            "items": [{"text": "A horse. Answer:"}, {"text": "A spoon. Answer:"}],
+            "query": {"text": "Red or blue? "},
+            "items": [{"text": "A tomato is"}, {"text": "The sky is"}],
             "apply_softmax": True,
         }
         if not has_classifier(next(model for model in served if model.info.name == name)):
-            request["labels"] = [" yes", " no"]
+            request["labels"] = [" red", " blue"]
         calls.append(("pyruntime.v1.ScoreService/Score", request))
     return calls
 
