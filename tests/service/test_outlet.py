@@ -145,3 +145,38 @@ async def test_a_message_that_nobody_takes_cancels_the_call():
     with pytest.raises(asyncio.CancelledError):
         await site.task
     assert site.stalls.take(site.task)
+
+
+class Waits:
+    """In the place of ``Stalls``: what begins and what ends."""
+
+    def __init__(self) -> None:
+        self.told: list[int | str] = []
+
+    def begin(self, task: asyncio.Task[Any], num_bytes: int) -> None:
+        self.told.append(num_bytes)
+
+    def end(self, task: asyncio.Task[Any]) -> None:
+        self.told.append("end")
+
+
+async def test_a_client_is_waited_for_while_it_has_a_message_to_take_and_no_longer():
+    """As long as a message takes that is as large as it is; not while the next one is still being made."""
+    site = Site()
+    site.stalls = waits = Waits()
+    site.feed.put("a" * 5)
+    await site.sent(1)
+    assert waits.told == [5]
+    site.context.gone()
+    while not site.context.ended:
+        await asyncio.sleep(0)
+    assert waits.told == [5, "end"]
+    site.feed.put("b" * 7)
+    assert waits.told == [5, "end", 7]
+    site.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await site.task
+    assert waits.told == [5, "end", 7, "end"]
+    site.context.gone()
+    await asyncio.sleep(0)
+    assert waits.told == [5, "end", 7, "end"]
