@@ -85,15 +85,8 @@ class ControlTokens:
 
     def encode_behind(self, prompt: str, texts: list[str]) -> list[list[int] | InvalidField]:
         """Token ids of each text behind ``prompt``, whose names alone are control tokens; or what ``ids`` raises."""
-        own, *encoded = self._encode([prompt, *(prompt + text for text in texts)])
-        results: list[list[int] | InvalidField] = []
-        for text, ids in zip(texts, encoded, strict=True):
-            said = self._ids.isdisjoint(ids) or self._count(ids) <= self._count(own)
-            results.append(ids if said else self._spelled_behind(prompt, text))
-        return results
-
-    def _count(self, ids: list[int]) -> int:
-        return sum(token_id in self._ids for token_id in ids)
+        encoded = zip(texts, self._encode([prompt + text for text in texts]), strict=True)
+        return [ids if self._ids.isdisjoint(ids) else self._spelled_behind(prompt, text) for text, ids in encoded]
 
     def _spelled_behind(self, prompt: str, text: str) -> list[int] | InvalidField:
         try:

@@ -39,7 +39,10 @@ def rerank_template_of(folder: Path, architecture: str, tokenizer: Tokenizer) ->
     Raises ``ModelLoadError`` for files that cannot be followed.
     """
     found = find_template(folder, architecture)
-    return found.bound(tokenizer) if found is not None else read_saved_cross_encoder(folder, tokenizer)
+    template = found.bound(tokenizer) if found is not None else read_saved_cross_encoder(folder, tokenizer)
+    if template is not None:
+        tokenizer.control_tokens(template.text)  # which takes a second with thousands of them, so no request waits
+    return template
 
 
 def read_saved_cross_encoder(folder: Path, tokenizer: Tokenizer) -> RerankTemplate | None:

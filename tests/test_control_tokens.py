@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, normalizers, pre_tokenizers, trainers
 
 from pyruntime.control_tokens import MarkedText
 from pyruntime.errors import InvalidField
@@ -111,6 +111,7 @@ def test_a_template_that_takes_texts_apart():
     for said in ("<tool>a", "a<tool>", "<tool>", "<<tool>s>", "<s<tool>>", "</s><tool></s>", "<tool><s><tool>"):
         ids = ids_of(tokenizer, {"role": "user", "content": said}, add_generation_prompt=False)
         assert control(tokenizer, ids) == ["<s>", "</s>"], said
+        assert not set("\ufdd0\ufdd1") & set(tokenizer.decode(ids, skip_special_tokens=False)), said
 
 
 def test_names_that_overlap_and_names_in_names():
@@ -146,8 +147,9 @@ def test_texts_that_hold_the_marks_themselves():
     ids = ids_of(tokenizer, {"role": "user", "content": said})
     assert control(tokenizer, ids) == ["<s>", "</s>", "<s>"]
     assert said in tokenizer.decode(ids, skip_special_tokens=False)
-    with pytest.raises(InvalidField, match="U\\+FDD0"):
-        ids_of(tokenizer, {"role": "user", "content": said + "\ufdee\ufdef"})
+    for more in ("\ufdee", "\ufdee\ufdef"):
+        with pytest.raises(InvalidField, match="U\\+FDD0"):
+            ids_of(tokenizer, {"role": "user", "content": said + more})
 
 
 def test_a_continued_message_and_special_tokens_around():
@@ -193,3 +195,17 @@ def test_a_text_that_cannot_be_spelled_is_an_error_beside_the_others():
     assert good == tokenizer.encode("§ a", special_tokens=False)
     assert isinstance(bad, InvalidField)
     assert "'§'" in bad.problem and bad.problem.endswith("allowed: texts without it")
+
+
+def test_pieces_that_join_with_whatever_stands_before_them():
+    """They are read as if they stood behind other text, and none of that is left in them."""
+    backend = byte_level()
+    joined = ["\n\n\n b", "aaaa aa", ".... .."]
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    backend.train_from_iterator(joined * 9, trainer)
+    backend.add_special_tokens(["<s>"])
+    tokens = make(backend).control_tokens("")
+    for text in ("<s>\n\n", "<s>aa", "<s>..", "<s>\n\na<s>..<s>aa.\n"):
+        (ids,) = tokens.encode_behind("", [text])
+        assert backend.decode(ids, skip_special_tokens=False) == text
+        assert backend.token_to_id("<s>") not in ids
