@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
 from pyruntime.registry import ModelRegistry
+from pyruntime.service import server_builder
 from pyruntime.service.server_builder import build_server
 from pyruntime.v1 import embed_pb2, generate_pb2, model_pb2
 from tests.fake_compute import until
@@ -179,3 +181,25 @@ async def test_calls_that_arrive_as_the_port_closes_are_told_to_come_back(stack:
     errors = [caller.result() for caller in callers]
     assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}
     assert all("grpc-retry-pushback-ms" in dict(error.trailing_metadata() or ()) for error in errors), errors
+
+
+@pytest.mark.parametrize(("grace_s", "linger_s"), [(0.1, 1000.0), (1000.0, 0.1)])
+async def test_calls_that_go_on_coming_do_not_hold_a_drain_up(stack: Stack, monkeypatch, grace_s, linger_s):
+    monkeypatch.setattr(server_builder, "LINGER_S", linger_s)
+
+    called = asyncio.Semaphore(0)
+
+    async def call_for_ever() -> None:
+        while True:
+            called.release()
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await stack.embed.Embed(embed_pb2.EmbedRequest(model="decoder", inputs=[{"text": "a"}]))
+
+    callers = [asyncio.create_task(call_for_ever()) for _ in range(4)]
+    try:
+        for _ in range(20):
+            await called.acquire()
+        await asyncio.wait_for(stack.server.drain(grace_s), 20)
+    finally:
+        for caller in callers:
+            caller.cancel()

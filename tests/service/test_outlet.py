@@ -113,7 +113,7 @@ async def test_an_error_of_the_connection_ends_it():
 
 
 @pytest.mark.parametrize("error", [None, ConnectionError("gone")])
-async def test_a_cancelled_call_sends_no_more_and_lets_its_last_message_end(error):
+async def test_a_cancelled_call_sends_no_more_and_lets_its_last_message_end(error, caplog):
     site = Site()
     site.feed.put("a", "b")
     await site.sent(1)
@@ -124,6 +124,7 @@ async def test_a_cancelled_call_sends_no_more_and_lets_its_last_message_end(erro
     await asyncio.sleep(0)
     site.feed.on_more()
     assert (site.context.begun, site.context.ended) == ([b"a"], [] if error else [b"a"])
+    assert caplog.records == []  # nothing was raised that nobody awaits
 
 
 async def test_an_error_beside_a_cancellation_is_not_left_unseen(caplog):
