@@ -8,12 +8,14 @@
 namespace pyruntime::PYRUNTIME_ISA {
 namespace {
 
+// Rows and panels of a tile, and how many rows are few: they go in one tile against one panel after the other, so that
+// a packed matrix is read in one run, which is what few rows wait for.
 #if defined(__AVX512F__)
-constexpr int kTileRows = 8, kTileGroups = 3;
+constexpr int kTileRows = 8, kTileGroups = 3, kFewRows = 12;
 #elif defined(__AVX2__)
-constexpr int kTileRows = 4, kTileGroups = 1;
+constexpr int kTileRows = 4, kTileGroups = 1, kFewRows = 4;
 #else
-constexpr int kTileRows = 2, kTileGroups = 1;
+constexpr int kTileRows = 2, kTileGroups = 1, kFewRows = 2;
 #endif
 
 // How many elements of depth a word holds, and a word's products added to sums.
@@ -42,7 +44,9 @@ constexpr int64_t word_count(int64_t depth) {
   return (depth + Words<T>::kPer - 1) / Words<T>::kPer;
 }
 
-int64_t tile_count(const PanelArgs& p) { return (p.row_end - p.row_begin + kTileRows - 1) / kTileRows; }
+int64_t tile_count(const PanelArgs& p, int64_t most = kTileRows) { return (p.row_end - p.row_begin + most - 1) / most; }
+
+bool is_for_few(const PanelArgs& p) { return p.packed && p.row_end - p.row_begin <= kFewRows; }
 
 // Columns [column, column + 16) of w, zeros past `end`, as words [word][16].
 template <class T>
@@ -67,8 +71,8 @@ void pack(const LinearArgs& a, const void* w, int64_t column, int64_t end, uint3
   }
 }
 
-// Words of packed panels that are read ahead where nothing else hides how far the memory is: one tile of rows.
-constexpr int64_t kNear = 32;
+// Words of packed panels that are read ahead for few rows: what they and a part of the rows leave of the nearest cache.
+constexpr int64_t kNear = 256;
 
 // What is read ahead: `near`, of the panels at hand as many words ahead, and of other memory a few lines at every word.
 struct Reading {
@@ -97,7 +101,7 @@ __attribute__((noinline)) void multiply(const LinearArgs& a, int64_t row, const 
       columns[g] = load_as<WordVec>(w[g] + word * 16);
       __builtin_prefetch(w[g] + (word + own.near) * 16);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       uint32_t bits = 0;
       memcpy(&bits, x[r] + word * kPer, word < whole ? 4 : sizeof(Element));
@@ -110,8 +114,8 @@ __attribute__((noinline)) void multiply(const LinearArgs& a, int64_t row, const 
   memcpy(out, sums, sizeof(sums));
 }
 
-// The same for a number of rows up to kTileRows.
-template <class T, int G, int R = kTileRows>
+// The same for a number of rows up to R.
+template <class T, int G, int R>
 void multiply_some(const LinearArgs& a, int64_t row, int64_t rows, const uint32_t* const* panels, Reading& reading,
                    Vec* out) {
   if (rows == R) return multiply<T, R, G>(a, row, panels, reading, out);
@@ -123,17 +127,17 @@ PYRUNTIME_INLINE Vec bias_of(const LinearArgs& a, int64_t column, int64_t count)
 }
 
 // All rows of G panels whose first column is `column`. Gated: of a panel of gates and one of what they let through.
-// Rows go in tiles of about one size, each of which reads its share ahead.
-template <class T, int G, bool Gated, Activation A>
+// Rows go in tiles of about one size, at most Most, each of which reads its share ahead.
+template <class T, int Most, int G, bool Gated, Activation A>
 void rows_of_panels(const PanelArgs& p, int64_t column, int64_t end, const uint32_t* const* panels, Reading reading) {
   using Element = typename T::Element;
   constexpr int kOut = Gated ? 1 : G;
   const LinearArgs& a = p.linear;
-  const int64_t rows = p.row_end - p.row_begin, tiles = tile_count(p);
+  const int64_t rows = p.row_end - p.row_begin, tiles = tile_count(p, Most);
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const int64_t first = p.row_begin + rows * tile / tiles, last = p.row_begin + rows * (tile + 1) / tiles;
-    Vec products[kTileRows * G];
-    multiply_some<T, G>(a, first, last - first, panels, reading, products);
+    Vec products[Most * G];
+    multiply_some<T, G, Most>(a, first, last - first, panels, reading, products);
     for (int g = 0; g < kOut; ++g) {
       const int64_t at = column + g * 16, count = end - at < 16 ? end - at : 16;
       const Vec bias = bias_of(a, at, count);
@@ -146,16 +150,32 @@ void rows_of_panels(const PanelArgs& p, int64_t column, int64_t end, const uint3
   }
 }
 
+// Where the panel that begins with a column lies in packed panels.
+template <class T>
+const uint32_t* packed_panel(const PanelArgs& p, const void* w, int64_t column) {
+  return static_cast<const uint32_t*>(w) + column * word_count<T>(p.linear.depth);
+}
+
+template <class T, bool Gated, Activation A>
+void run_few(const PanelArgs& p, int64_t begin, int64_t end) {
+  for (int64_t column = begin; column < end; column += 16) {
+    const uint32_t* panels[2] = {packed_panel<T>(p, p.linear.w, column)};
+    if constexpr (Gated) panels[1] = packed_panel<T>(p, p.up, column);
+    rows_of_panels<T, kFewRows, Gated ? 2 : 1, Gated, A>(p, column, end, panels, {kNear, {}, {}});
+  }
+}
+
 template <class T, bool Gated, Activation A>
 void run(const PanelArgs& p, int64_t begin, int64_t end, uint32_t* memory) {
+  if (is_for_few(p)) return run_few<T, Gated, A>(p, begin, end);
   const LinearArgs& a = p.linear;
-  const int64_t words = word_count<T>(a.depth), size = words * 16, steps = tile_count(p) * words;
+  const int64_t size = word_count<T>(a.depth) * 16, steps = tile_count(p) * word_count<T>(a.depth);
   constexpr int64_t kWidth = Gated ? 16 : 16 * kTileGroups;
   // What sixteen columns take of a matrix, and where it starts for those from `column` on.
   const int64_t bytes = p.packed ? size * 4 : 16 * a.w_row * static_cast<int64_t>(sizeof(typename T::Element));
   const auto part = [&](const void* w, int64_t column) { return static_cast<const char*>(w) + column / 16 * bytes; };
   const auto panel = [&](const void* w, int64_t column, int64_t place) -> const uint32_t* {
-    if (p.packed) return reinterpret_cast<const uint32_t*>(part(w, column));
+    if (p.packed) return packed_panel<T>(p, w, column);
     pack<T>(a, w, column, end, memory + place * size);
     return memory + place * size;
   };
@@ -166,21 +186,17 @@ void run(const PanelArgs& p, int64_t begin, int64_t end, uint32_t* memory) {
     if constexpr (Gated) panels[1] = panel(p.up, column, 1);
     // The next columns, those of the next thread at the end: columns that are not there are not read.
     const int64_t next = column + kWidth, left = a.columns / 16 * 16 - next;
-    const int64_t wide = left < kWidth ? (left > 0 ? left : 0) : kWidth;
-    Reading reading{kNear, {}, {}};
-    if (!p.packed || tile_count(p) > 1) {
-      const int64_t ahead = wide / 16 * bytes;
-      reading = {0, read_within(part(a.w, next), ahead, steps), {}};
-      if constexpr (Gated) reading.second = read_within(part(p.up, next), ahead, steps);
-    }
+    const int64_t ahead = (left < kWidth ? (left > 0 ? left : 0) : kWidth) / 16 * bytes;
+    Reading reading{0, read_within(part(a.w, next), ahead, steps), {}};
     if constexpr (Gated) {
-      rows_of_panels<T, 2, true, A>(p, column, end, panels, reading);
+      reading.second = read_within(part(p.up, next), ahead, steps);
+      rows_of_panels<T, kTileRows, 2, true, A>(p, column, end, panels, reading);
     } else if (groups == kTileGroups) {
-      rows_of_panels<T, kTileGroups, false, A>(p, column, end, panels, reading);
+      rows_of_panels<T, kTileRows, kTileGroups, false, A>(p, column, end, panels, reading);
     } else if (kTileGroups == 3 && groups == 2) {
-      rows_of_panels<T, kTileGroups == 3 ? 2 : 1, false, A>(p, column, end, panels, reading);
+      rows_of_panels<T, kTileRows, kTileGroups == 3 ? 2 : 1, false, A>(p, column, end, panels, reading);
     } else {
-      rows_of_panels<T, 1, false, A>(p, column, end, panels, reading);
+      rows_of_panels<T, kTileRows, 1, false, A>(p, column, end, panels, reading);
     }
   }
 }
