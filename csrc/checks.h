@@ -26,12 +26,19 @@ void require(bool condition, const Parts&... parts) {
   throw std::runtime_error(message.str());
 }
 
-inline std::string describe(const Tensor& t) {
-  std::ostringstream out;
+// Dtype and shape for a message. Written only when there is one: at few rows a layer's checks would else cost as much as
+// some of its products.
+struct Described {
+  const Tensor& tensor;
+};
+
+inline Described describe(const Tensor& t) { return {t}; }
+
+inline std::ostream& operator<<(std::ostream& out, const Described& described) {
+  const Tensor& t = described.tensor;
   out << torch::headeronly::toString(t.scalar_type()) << " [";
   for (int64_t i = 0; i < t.dim(); ++i) out << (i ? ", " : "") << t.size(i);
-  out << "]";
-  return out.str();
+  return out << "]";
 }
 
 // `shape` entries of -1 fit any size.
