@@ -6,6 +6,8 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
+#include <array>
 #include <initializer_list>
 #include <sstream>
 #include <stdexcept>
@@ -26,8 +28,8 @@ void require(bool condition, const Parts&... parts) {
   throw std::runtime_error(message.str());
 }
 
-// Dtype and shape for a message. Written only when there is one: at few rows a layer's checks would else cost as much as
-// some of its products.
+// Dtype and shape for a message. Written only when there is one: at few rows a layer's checks would else cost as much
+// as some of its products.
 struct Described {
   const Tensor& tensor;
 };
@@ -116,10 +118,38 @@ inline void check_starts(const Tensor& starts, const char* name, int64_t total) 
   require(p[count - 1] == total, name, ": must end with the number of rows, ", total, ", got ", p[count - 1]);
 }
 
+constexpr size_t kMostDimensions = 4;
+
+inline std::array<int64_t, kMostDimensions> dense_strides(std::initializer_list<int64_t> shape) {
+  std::array<int64_t, kMostDimensions> strides{};
+  require(shape.size() <= kMostDimensions, "expected at most ", kMostDimensions, " dimensions");
+  int64_t step = 1;
+  for (size_t i = shape.size(); i-- > 0; step *= std::max<int64_t>(1, shape.begin()[i])) strides[i] = step;
+  return strides;
+}
+
+// Tensors come straight from the C interface: through the dispatcher a small one, or a view, costs as much as a norm of
+// a few rows, and a decoder's layer makes twenty.
 inline Tensor empty_cpu(std::initializer_list<int64_t> shape, ScalarType dtype) {
-  std::vector<int64_t> sizes(shape);
-  return torch::stable::empty({sizes.data(), sizes.size()}, dtype, std::nullopt,
-                              torch::stable::Device(torch::headeronly::DeviceType::CPU));
+  const auto strides = dense_strides(shape);
+  const auto type = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.begin(),
+                                                         strides.data(), type, aoti_torch_device_type_cpu(), 0, &made));
+  return Tensor(made);
+}
+
+// The elements of a contiguous tensor in another shape.
+inline Tensor view_of(const Tensor& t, std::initializer_list<int64_t> shape) {
+  int64_t count = 1;
+  for (int64_t size : shape) count *= size;
+  require(t.is_contiguous() && t.numel() == count, "expected a contiguous tensor of ", count, " elements, got ",
+          describe(t));
+  const auto strides = dense_strides(shape);
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(t.get(), static_cast<int64_t>(shape.size()),
+                                                               shape.begin(), strides.data(), 0, &made));
+  return Tensor(made);
 }
 
 }  // namespace pyruntime

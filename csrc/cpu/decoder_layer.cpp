@@ -12,9 +12,11 @@
 namespace pyruntime {
 namespace {
 
-Tensor rows_of(const Tensor& t, int64_t rows) { return torch::stable::view(t, {rows, -1}); }
+Tensor rows_of(const Tensor& heads) { return view_of(heads, {heads.size(0), heads.size(1) * heads.size(2)}); }
 
-Tensor heads_of(const Tensor& t, int64_t width) { return torch::stable::view(t, {t.size(0), -1, width}); }
+Tensor heads_of(const Tensor& rows, int64_t width) {
+  return view_of(rows, {rows.size(0), rows.size(1) / width, width});
+}
 
 // What linears read. As int8 it is made once for all of them that want it so.
 struct Input {
@@ -35,9 +37,8 @@ struct Layer {
 
   Tensor norm_heads(const Tensor& x, const MaybeTensor& weight) const {
     if (!weight.has_value()) return x;
-    const int64_t width = x.size(2);
-    const Tensor rows = norm(torch::stable::view(x, {-1, width}), *weight);
-    return torch::stable::view(rows, {x.size(0), x.size(1), width});
+    const int64_t tokens = x.size(0), heads = x.size(1), width = x.size(2);
+    return view_of(norm(view_of(x, {tokens * heads, width}), *weight), {tokens, heads, width});
   }
 
   // Four dimensions are a matrix in panels.
@@ -87,7 +88,7 @@ Tensor decoder_layer(const Tensor x, const Tensor cos, const Tensor sin, Tensor 
   store_kv(rotate_halves(k, cos, sin), v, slot_mapping, k_cache, v_cache);
   const Tensor seen = paged_attention(rotate_halves(q, cos, sin), k_cache, v_cache, query_starts, kv_lengths,
                                       block_tables, true, scale, window_left, softcap, sinks);
-  const Tensor attended = layer.linear({rows_of(seen, x.size(0))}, o_weight, o_bias);
+  const Tensor attended = layer.linear({rows_of(seen)}, o_weight, o_bias);
   const Tensor middle = add_back(x, attended, after_attention, epsilon, weight_offset);
   const Tensor hidden = layer.linear({layer.norm(middle, mlp_norm)}, gate, std::nullopt, up, activation);
   return add_back(middle, layer.linear({hidden}, down, std::nullopt), after_mlp, epsilon, weight_offset);
