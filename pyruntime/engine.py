@@ -1,4 +1,4 @@
-"""One step thread a model: requests in from any event loop, results back to it, cancellation between steps.
+"""One model's requests: in from any event loop, results back to it, cancellation between steps.
 
 The engine knows token ids only, and neither torch nor the model: scheduler, batch builder, runner and
 heads are injected, so a fake model drives it in tests.
@@ -14,7 +14,6 @@ from typing import Any
 
 from pyruntime.admission import Admission, Ticket
 from pyruntime.errors import InvalidField, PyruntimeError
-from pyruntime.gate import Gate, Inline
 from pyruntime.jobs.base import Job
 from pyruntime.jobs.batch import ClassifyJob, EmbedJob, ScoreJob
 from pyruntime.jobs.generate import BUFFER_TOKENS, GenerateJob, TokenStream
@@ -23,6 +22,7 @@ from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.stats import EngineStats
 from pyruntime.step_loop import StepLoop
 from pyruntime.step_runner import BatchMaker, HeadSet, Runner, StepRunner, is_fatal
+from pyruntime.step_thread import StepThread
 from pyruntime.types import (
     ClassifyRequest,
     ClassifyResult,
@@ -65,8 +65,8 @@ class Engine:
     """Serves one model. Methods may be called from any thread that runs an event loop.
 
     ``max_queue_requests``, ``max_queue_tokens``: as in ``Admission``. ``stream_buffer_tokens``: as in ``GenerateJob``.
-    ``compute_gate``: shared by the engines of one device, so that two models' steps take turns instead of fighting
-    for the same cores. ``fatal``: whether an error of a step means that the device is lost.
+    ``thread``: shared by the engines of one device, so that two models' steps take turns instead of fighting for the
+    same cores; None: one of its own. ``fatal``: whether an error of a step means that the device is lost.
 
     Each request takes a ``ticket`` of ``admit``, or only a ``deadline`` on the clock of ``time.monotonic``. Any of
     them raises ``Overloaded``, ``DeadlinePassed`` or ``NotReady`` when the request cannot come in, ``InvalidField``
@@ -84,7 +84,7 @@ class Engine:
         max_queue_requests: int = 1024,
         max_queue_tokens: int = MAX_QUEUE_TOKENS,
         stream_buffer_tokens: int = BUFFER_TOKENS,
-        compute_gate: Gate | None = None,
+        thread: StepThread | None = None,
         fatal: Callable[[BaseException], bool] = is_fatal,
     ) -> None:
         self.info = info
@@ -97,9 +97,10 @@ class Engine:
         self.on_device_lost: Callable[[str], None] | None = None
         self._admission = Admission(info.name, max_queue_requests, max_queue_tokens)
         self.stats = EngineStats()
-        self._steps = StepRunner(builder, runner, heads, compute_gate or Inline(), fatal)
+        self._steps = StepRunner(builder, runner, heads, fatal)
+        thread = thread or StepThread(f"engine-{info.name}")
         tell = (lambda reason: _tell(self.on_failed, reason)), (lambda reason: _tell(self.on_device_lost, reason))
-        self._loop = StepLoop(info, scheduler, self._steps, self._admission, self.stats, *tell)
+        self._loop = StepLoop(info, scheduler, self._steps, self._admission, self.stats, thread, *tell)
 
     # -- called from event loops ------------------------------------------------------------------
 
@@ -183,7 +184,7 @@ class Engine:
         self._loop.turn_away(error)
 
     def close(self) -> None:
-        """Stop the step thread; open requests end with ``NotReady``."""
+        """Leave the step thread; open requests end with ``NotReady``."""
         self._loop.close()
 
     async def _answer(self, job: Any, ticket: Ticket | None, deadline: float | None) -> Any:

@@ -150,7 +150,7 @@ class ModelManager:
     def _run(self) -> None:
         while (load := self._queue.get()) is not None:
             if load.done.set_running_or_notify_cancel():
-                # A thread each: with its end go the OpenMP threads that computed for it (see DeviceThread).
+                # A thread each: with its end go the OpenMP threads that computed for it (see StepThread).
                 thread = threading.Thread(target=self._load, args=(load,), name=f"load-{load.name}", daemon=True)
                 try:
                     thread.start()

@@ -13,7 +13,6 @@ from pyruntime.config import Settings
 from pyruntime.constraints.vocabulary import prepare_vocabulary
 from pyruntime.engine import Engine
 from pyruntime.errors import ModelLoadError
-from pyruntime.gate import device_gate
 from pyruntime.heads.dispatch import Heads
 from pyruntime.machine import compute_threads
 from pyruntime.model.classifier_settings import read_cross_encoder_settings
@@ -33,6 +32,7 @@ from pyruntime.scheduler.prefix_cache import PrefixCache
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.scheduler.speculation import Speculation
 from pyruntime.self_check import check_scheduler, self_check
+from pyruntime.step_thread import device_thread
 from pyruntime.tokenization import Tokenizer
 from pyruntime.types import SAMPLING_RANGES, Capability
 
@@ -86,7 +86,7 @@ def load_served_model(
         max_queue_requests=settings.max_queue_requests,
         max_queue_tokens=settings.max_queue_tokens,
         stream_buffer_tokens=settings.stream_buffer_tokens,
-        compute_gate=device_gate(settings.device),
+        thread=device_thread(settings.device),
     )
     defaults = _generation_defaults(folder, loaded, tokenizer)
     if Capability.GENERATE in info.capabilities:

@@ -1,4 +1,4 @@
-"""The step thread of one model: takes commands between steps, runs steps, hands results to event loops."""
+"""What one model does on the step thread: takes commands between steps, runs steps, hands results to event loops."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.scheduler.sequence import Sequence
 from pyruntime.stats import EngineStats
 from pyruntime.step_runner import DeviceLost, Outcome, StepRunner
+from pyruntime.step_thread import ENDED, StepThread
 from pyruntime.types import ModelInfo, Task
 
 log = logging.getLogger(__name__)
@@ -30,9 +31,9 @@ LOAD_AGE_S = 0.25
 
 
 class StepLoop:
-    """Everything that happens to jobs between their arrival and their end happens on its thread.
+    """Everything that happens to jobs between their arrival and their end happens in its turns on ``thread``.
 
-    ``on_failed`` is told the reason when something ends the thread, before the open jobs are answered;
+    ``on_failed`` is told the reason when something ends it, before the open jobs are answered;
     ``on_device_lost`` after that, when it was the device.
     """
 
@@ -43,6 +44,7 @@ class StepLoop:
         steps: StepRunner,
         admission: Admission,
         stats: EngineStats,
+        thread: StepThread,
         on_failed: Callable[[str], None],
         on_device_lost: Callable[[str], None],
     ) -> None:
@@ -53,7 +55,7 @@ class StepLoop:
         self._stats = stats
         self._on_failed = on_failed
         self._on_device_lost = on_device_lost
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
         self._commands: deque[Callable[[], None]] = deque()
         self._jobs: set[Job] = set()
         self._deadlines = Deadlines()
@@ -64,8 +66,8 @@ class StepLoop:
         self._load_at = 0.0
         self.is_closed = False
         self._refusal: PyruntimeError | None = None
-        self._thread = threading.Thread(target=self._run, name=f"engine-{info.name}", daemon=True)
-        self._thread.start()
+        self._thread = thread
+        thread.add(self)
 
     # -- called from event loops ------------------------------------------------------------------
 
@@ -77,7 +79,7 @@ class StepLoop:
         """Raises ``NotReady`` when closed, and as ``Admission.enter``."""
         assert job.ticket is not None
         job.settled = lambda sequence: self.command(lambda: self._settle(job, sequence))
-        with self._condition:
+        with self._lock:
             if self.is_closed:
                 raise self.not_ready()
             if self._refusal is not None and not job.has_run:
@@ -85,7 +87,7 @@ class StepLoop:
             self._admission.enter(job.ticket, job.num_unread, job.num_unread_certain)
             self._jobs.add(job)
             self._commands.append(lambda: self._begin(job))
-            self._condition.notify()
+        self._thread.wake()
 
     def cancel(self, job: Job, index: int | None) -> None:
         """Stop one continuation, or the whole job, before the next step; idempotent."""
@@ -106,69 +108,66 @@ class StepLoop:
         self.command(fail_queued)
 
     def close(self) -> None:
-        """End the thread; open jobs end with ``NotReady``."""
-        with self._condition:
-            self.is_closed = True
-            self._condition.notify()
-        self._thread.join()
+        """Take no more turns; open jobs end with ``NotReady``. Not to be called on the thread."""
+        self.is_closed = True
+        self._thread.wake()
+        self._thread.wait_for_end(self)
 
     def not_ready(self) -> NotReady:
         return NotReady(f"model {self._info.name} is shutting down", retry_after_s=1.0)
 
     def command(self, command: Callable[[], None]) -> None:
         """Have something called on the thread before its next step."""
-        with self._condition:
-            self._commands.append(command)
-            self._condition.notify()
+        self._commands.append(command)
+        self._thread.wake()
 
     # -- the thread -------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        lost = ""
-        reason: PyruntimeError = self.not_ready()
+    def turn(self) -> float | None:
+        """As ``Member.turn``: commands, a step if something can run, and what they have for event loops."""
         try:
-            while not self.is_closed:
-                self._run_commands()
-                self._end_late_jobs()
-                has_run = self._step()
-                self._outbox.send()
-                self._wait(has_run)
-        except Exception as error:  # a bug in the bookkeeping or a lost device: nobody may be left without an answer
-            log.critical("the step thread of model %s ended", self._info.name, exc_info=True)
-            reason = ComputeFault(f"the engine of model {self._info.name} has failed")
-            if isinstance(error, DeviceLost):
-                reason = ComputeFault(f"the device of model {self._info.name} has failed")
-                lost = f"{self._info.device}: {error}"
-            self._on_failed(reason.message)
-        with self._condition:
+            if not self.is_closed:
+                return self._work()
+            self._end_all(self.not_ready())
+        except BaseException as error:  # a bug in the bookkeeping, or a lost device
+            self._break_down(error)
+        return ENDED
+
+    def _work(self) -> float | None:
+        """Seconds until there is something to do: a step, or a deadline that passes."""
+        self._run_commands()
+        self._end_late_jobs()
+        has_run = self._step()
+        self._outbox.send()
+        self._publish_load()
+        seconds = self._deadlines.seconds_left(time.monotonic())
+        if self._scheduler.has_work:
+            pause = 0.0 if has_run else LOOK_AGAIN_S
+            seconds = pause if seconds is None else min(seconds, pause)
+        return seconds
+
+    def _break_down(self, error: BaseException) -> None:
+        """Nobody may be left without an answer."""
+        log.critical("the step thread of model %s ended", self._info.name, exc_info=error)
+        is_lost = isinstance(error, DeviceLost)
+        reason = ComputeFault(f"the {'device' if is_lost else 'engine'} of model {self._info.name} has failed")
+        self._on_failed(reason.message)
+        self._end_all(reason)
+        if is_lost:
+            self._on_device_lost(f"{self._info.device}: {error}")
+
+    def _end_all(self, reason: PyruntimeError) -> None:
+        with self._lock:
             self.is_closed = True
         for job in list(self._jobs):
             job.fail(reason)
             self._end(job)
             job.flush(self._outbox)
         self._outbox.send()
-        if lost:
-            self._on_device_lost(lost)
 
     def _run_commands(self) -> None:
-        with self._condition:
-            commands, self._commands = self._commands, deque()
-        for command in commands:
-            command()
-
-    def _wait(self, has_run: bool) -> None:
-        """Until there is something to do: a command, a step, or a deadline that passes."""
-        self._publish_load()
-        with self._condition:
-            while not (self.is_closed or self._commands):
-                seconds = self._deadlines.seconds_left(time.monotonic())
-                if self._scheduler.has_work:
-                    if not has_run:
-                        self._condition.wait(LOOK_AGAIN_S if seconds is None else min(seconds, LOOK_AGAIN_S))
-                    return
-                if seconds == 0:
-                    return
-                self._condition.wait(seconds)
+        for _ in range(len(self._commands)):  # and not those that come meanwhile, or there might be no step
+            self._commands.popleft()()
 
     def _publish_load(self) -> None:
         """The scheduler is the step thread's alone, so others read a copy."""
@@ -289,7 +288,7 @@ class StepLoop:
 
     def _end(self, job: Job) -> None:
         assert job.ticket is not None
-        with self._condition:
+        with self._lock:
             self._jobs.discard(job)
         self._deadlines.discard(job)
         self._num_ended += 1

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pyruntime.gate import Gate
 from pyruntime.scheduler.plan import StepPlan
 from pyruntime.scheduler.sequence import Sequence
 from pyruntime.types import ForwardBatch, Task
@@ -63,10 +62,10 @@ class Outcome:
 
 
 class StepRunner:
-    """Builder, runner and heads of one model, behind the gate at which its device's models take turns.
+    """Builder, runner and heads of one model.
 
-    Running a part of a plan again is harmless: it writes the
-    same keys and values to the same places, and a draw depends on nothing that an earlier run has changed.
+    Running a part of a plan again is harmless: it writes the same keys and values to the same places, and a draw
+    depends on nothing that an earlier run has changed.
     """
 
     def __init__(
@@ -74,13 +73,11 @@ class StepRunner:
         builder: BatchMaker,
         runner: Runner,
         heads: HeadSet,
-        gate: Gate,
         fatal: Callable[[BaseException], bool] = is_fatal,
     ) -> None:
         self._builder = builder
         self._runner = runner
         self._heads = heads
-        self._gate = gate
         self._is_fatal = fatal
         self._began_at: float | None = None
 
@@ -117,7 +114,7 @@ class StepRunner:
         # Rows of earlier chunks, which the heads add to and use up as they read.
         partial = [(s, list(s.partial_hidden)) for s, _ in plan.entries if s.task is not Task.GENERATE]
         try:
-            batch, outputs = self._gate.run(lambda: self._compute(plan))
+            batch, outputs = self._compute(plan)
         except Exception:
             for sequence, rows in partial:
                 sequence.partial_hidden = rows

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config_values": set(),
     "errors": set(),
     "types": set(),
-    "gate": set(),
+    "step_thread": set(),
     "detokenization": set(),
     "control_tokens": set(),
     "tokenization": {"control_tokens", "detokenization"},
@@ -38,9 +38,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "constraints": {"tokenization", "detokenization"},
     "admission": set(),
     "deadlines": {"jobs"},
-    "step_runner": {"scheduler", "gate"},
-    "step_loop": {"admission", "deadlines", "step_runner", "scheduler", "jobs", "stats"},
-    "engine": {"admission", "step_loop", "step_runner", "scheduler", "jobs", "stats", "gate"},
+    "step_runner": {"scheduler"},
+    "step_loop": {"admission", "deadlines", "step_runner", "scheduler", "jobs", "stats", "step_thread"},
+    "engine": {"admission", "step_loop", "step_runner", "scheduler", "jobs", "stats", "step_thread"},
     "rerank_template": {"tokenization"},
     "rerank_folder": {"rerank_template", "tokenization"},
     "registry": {"engine", "tokenization", "rerank_template"},
@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "registry",
         "engine",
         "constraints",
-        "gate",
+        "step_thread",
         "machine",
         "self_check",
         "tokenization",
@@ -92,7 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 OPEN_TO_ALL = {"config", "config_values", "errors", "types", ""}
 GRPC_ROOMS = {"service", "client", "server"}
 GRPC_MODULES = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "pyruntime.v1"}
-TORCH_FREE_ROOMS = {"service", "scheduler", "registry", "client", "config", "errors", "engine", "jobs", "gate"}
+TORCH_FREE_ROOMS = {"service", "scheduler", "registry", "client", "config", "errors", "engine", "jobs", "step_thread"}
 TORCH_FREE_ROOMS |= {
     "lifecycle",
     "constraints",

@@ -165,7 +165,7 @@ async def test_blocks_that_others_need_are_taken_and_computed_again(engine, mode
     await slow.move(2)
     await until(lambda: slow.waiting)
     assert (await take(engine.generate(generate([50], 44))))[0][0] == list(range(51, 95))
-    assert engine.load().scheduler.num_set_back == 1
+    await until(lambda: engine.load().scheduler.num_set_back == 1)  # told behind the last answer
     assert slow.followed == [14, 15]
     await slow.move(2)
     assert await task == {0: ([14, 15, 16, 17], LENGTH)}
