@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import grpc
@@ -53,6 +54,13 @@ SETTINGS = Settings(
     max_scores_per_request=20,
     max_message_bytes=100_000,
 )
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_kept_from_the_collector() -> Iterator[None]:
+    """As a load leaves it: other tests count objects."""
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

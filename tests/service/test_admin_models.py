@@ -103,7 +103,10 @@ async def test_what_is_loaded_answers_and_tells_its_memory(operator: Operator, f
 
 def llamas(but: Collection[int] = ()) -> list[LlamaForCausalLM]:
     """Those of the process; ``but`` the ids of those that other tests have left."""
-    return [each for each in gc.get_objects() if type(each) is LlamaForCausalLM and id(each) not in but]
+    gc.unfreeze()  # or they would not be among the objects
+    objects = gc.get_objects()
+    gc.freeze()  # as a load leaves them
+    return [each for each in objects if type(each) is LlamaForCausalLM and id(each) not in but]
 
 
 async def test_unloading_gives_the_memory_back(operator: Operator, folders: dict[str, Path], others: set[KVCache]):
@@ -125,6 +128,13 @@ async def test_unloading_gives_the_memory_back(operator: Operator, folders: dict
     assert (await failure_of(operator.stack.models.GetModel(request))).code is grpc.StatusCode.NOT_FOUND
     gc.collect()
     assert engine() is None  # the small rest, which gRPC keeps with the last call until another comes
+
+
+async def test_the_collector_passes_over_what_is_loaded(operator: Operator, folders: dict[str, Path]):
+    await operator.load("chat", str(folders["llama"]))
+    assert len(gc.get_objects()) < gc.get_freeze_count() / 10
+    await operator.unload("chat")
+    assert gc.get_freeze_count() == 0
 
 
 async def test_a_stream_that_outlasts_the_grace_is_told_to_go_elsewhere(
