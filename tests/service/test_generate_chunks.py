@@ -169,3 +169,9 @@ async def test_both_clients_know_the_options(stack: Stack):
         assert [text async for text in client.stream("hi", **options)] == ["oka", "y"]
     for job in stack.engine.generated:
         assert (job.prompt_logprobs, job.sampling.logprobs, job.sampling.logprob_ids) == (1, 1, (4, 5))
+
+
+async def test_a_stream_that_the_engine_ends_early_ends(stack: Stack):
+    """It does not happen; were it to, a server that went on asking would do nothing else any more."""
+    received = await stream(stack, FakeStream([[TokenEvent(0, 97, None)]]), generate_pb2.GenerateRequest(text="hi"))
+    assert [(chunk.text, chunk.finish_reason) for chunk in received] == [("a", generate_pb2.FINISH_REASON_UNSPECIFIED)]
