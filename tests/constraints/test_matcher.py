@@ -170,8 +170,10 @@ async def test_what_is_foreseen_is_what_following_finds(compile_, kind, text):
             if not allowed:
                 break
             walk = [rng.choice(allowed), *rng.choices(b"abcdefin0;", k=3)]
-            found = matcher.foresee(walk if rng.random() < 0.7 else [], rng.randrange(6))
-            assert found == [each.token_id for each in matcher.foreseen]
+            if rng.random() < 0.6:  # else what has come true of what was foreseen before has to do
+                found = matcher.foresee(walk if rng.random() < 0.7 else [], rng.randrange(6))
+                assert found == [each.token_id for each in matcher.foreseen]
+            found = [each.token_id for each in matcher.foreseen]
             token = found[0] if found and rng.random() < 0.8 else rng.choice(allowed)
             num_foreseen, num_true = num_foreseen + len(found), num_true + (found[:1] == [token])
             is_complete = plain.advance(token)
