@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from pyruntime.model.memory import on_huge_pages
 from pyruntime.model.row_invariant import make_row_invariant
 from pyruntime.ops.linear import (
     ACTIVATIONS,
@@ -135,10 +136,10 @@ class PackedLinear(OwnLinear):
 def pack(linears: Iterable[OwnLinear]) -> bool:
     """Makes them ``PackedLinear``, where all of them can be."""
     plain: list[Any] = list(linears)
-    packed = [packed_in_panels(each.weight) for each in plain]
-    if any(panels is None for panels in packed):
+    packed = [panels for each in plain if (panels := packed_in_panels(each.weight)) is not None]
+    if len(packed) < len(plain):
         return False
-    for module, panels in zip(plain, packed, strict=True):
+    for module, panels in zip(plain, on_huge_pages(packed), strict=True):
         row_invariant = module.row_invariant
         module.__class__ = PackedLinear
         module.row_invariant = row_invariant

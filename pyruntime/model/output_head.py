@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pyruntime.model.linear import Buffer, packed_in_panels
+from pyruntime.model.memory import on_huge_pages
 from pyruntime.ops.linear import linear_into
 from pyruntime.ops.quantized import linear_int8_into, pack_int8
 
@@ -54,4 +55,6 @@ def output_head_of(model: Any, config: Any, row_invariant: bool, is_int8: bool =
     softcap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
     weight, bias = linear_module.weight, getattr(linear_module, "bias", None)
     packed = pack_int8(weight) if is_int8 else packed_in_panels(weight)
+    if packed is not None:
+        (packed,) = on_huge_pages([packed])
     return OutputHead(weight, bias, scale, softcap, row_invariant, packed)
