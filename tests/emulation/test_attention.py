@@ -13,7 +13,7 @@ from tests.emulation.harness import RANDOM, REVERSE, Emulation
 from tests.ops.test_attention import HEADS, OPTIONS, pages, starts_of, transposed
 
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-LENGTHS = [1, 15, 16, 17, 0, 65]
+LENGTHS = [15, 1, 16, 17, 0, 65]
 SINKS = {"causal": True, "sinks": torch.tensor([0.5, -2.0, 3.0, 1.0])}
 
 
@@ -100,12 +100,22 @@ def test_order_of_threads_and_blocks_does_not_matter(emulation: Emulation) -> No
             assert torch.equal(calls.paged_attention(emulation, *arguments, scale=0.3, split=split), want)
 
 
-def test_what_is_not_visible_may_be_anything(emulation: Emulation) -> None:
-    q, k, v, starts = packed([40], (2, 1, 16, 16), torch.float32)
-    want = calls.packed_attention(emulation, q, k, v, starts, causal=True, scale=0.3)
-    k[20:], v[20:] = torch.nan, torch.inf
-    got = calls.packed_attention(emulation, q, k, v, starts, causal=True, scale=0.3)
-    assert torch.equal(got[:20], want[:20]) and got[20:].isnan().all()
+@pytest.mark.parametrize("rows_each", [1, 4])
+@pytest.mark.parametrize("first", [20, 63, 64, 65, 127])
+def test_what_is_not_visible_may_be_anything(emulation: Emulation, first: int, rows_each: int) -> None:
+    """Keys from ``first`` on for the rows before it; keys before it for the rows whose window begins there. A row may
+    see all of a block of keys but one at an end."""
+    q, k, v, starts = packed([140], (2, 1, 16, 16), torch.float32)
+    options: dict[str, Any] = {"causal": True, "scale": 0.3, "window_left": 62, "rows_each": rows_each}
+    want = calls.packed_attention(emulation, q, k, v, starts, **options)
+    assert want.isfinite().all()
+    for hidden, seeing in ((slice(first, None), slice(first)), (slice(first), slice(first + 62, None))):
+        keys, values = k.clone(), v.clone()
+        keys[hidden], values[hidden] = torch.nan, torch.inf
+        got = calls.packed_attention(emulation, q, keys, values, starts, **options)
+        others = torch.ones(140, dtype=torch.bool)
+        others[seeing] = False
+        assert torch.equal(got[seeing], want[seeing]) and got[others].isnan().all()
 
 
 def test_scores_that_are_not_finite(emulation: Emulation) -> None:
@@ -119,10 +129,13 @@ def test_scores_that_are_not_finite(emulation: Emulation) -> None:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_wrong_values_answer_nan_alone(emulation: Emulation, split: bool) -> None:
-    q, k, v, starts, lengths, tables = paged([2, 2, 2, 2], [40, 40, 40, 40], 16, (2, 1, 8, 8), torch.float32)
-    lengths[0], lengths[1], tables[2, 1] = 1, 4000, 99
-    got = calls.paged_attention(emulation, q, k, v, starts, lengths, tables, scale=0.3, split=split)
-    assert got.isnan().flatten(1).all(1).tolist() == [True] * 6 + [False] * 2
+    q, k, v, starts, lengths, tables = paged([2] * 5, [40] * 5, 16, (2, 1, 8, 8), torch.float32)
+    tables = tables[:, :3].contiguous()
+    # A key more than its pages hold would be looked for in the next sequence's first.
+    lengths[0], lengths[1], tables[2, 1], tables[3, 0] = 1, 3 * 16 + 1, 99, -1
+    caches = k.nan_to_num(), v.nan_to_num()
+    got = calls.paged_attention(emulation, q, *caches, starts, lengths, tables, scale=0.3, split=split)
+    assert got.isnan().flatten(1).all(1).tolist() == [True] * 8 + [False] * 2
 
 
 @pytest.mark.parametrize(("width", "value_width"), [(8, 6), (8, 8), (3, 5)])
