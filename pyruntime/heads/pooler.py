@@ -13,6 +13,7 @@ from pyruntime.heads.tokens import TokenHead, cut_and_normalize
 from pyruntime.model.loader import LoadedModel
 from pyruntime.model.sentence import SentenceSettings
 from pyruntime.ops import pooling
+from pyruntime.placing import place
 from pyruntime.types import (
     EmbeddingBatchResult,
     EmbeddingKind,
@@ -145,14 +146,10 @@ class _Spans:
     def pool(self, hidden: torch.Tensor) -> list[np.ndarray]:
         if self.bounds[-1] < hidden.shape[0]:
             self._append(hidden.shape[0], PoolingType.LAST, 1, False)
-        device = hidden.device
-        pooled = pooling.pool(
-            hidden,
-            torch.tensor(self.bounds, dtype=torch.int32, device=device),
-            torch.tensor(self.kinds, dtype=torch.int32, device=device),
-            torch.tensor(self.widths, dtype=torch.int32, device=device),
-            torch.tensor(self.normalize, device=device),
-        )
+        columns = {"starts": self.bounds, "kinds": self.kinds, "dimensions": self.widths}
+        arrays = {name: np.array(values, np.int32) for name, values in columns.items()}
+        arrays["normalize"] = np.array(self.normalize, np.bool_)
+        pooled = pooling.pool(hidden, **place(arrays, hidden.device))
         matrix = pooled.cpu().numpy()
         return [np.zeros(width, np.float32) if is_zero else matrix[i, :width] for i, width, is_zero in self.wanted]
 

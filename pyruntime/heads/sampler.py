@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 
 from pyruntime.heads import sampling_rows
 from pyruntime.model.linear import Buffer
 from pyruntime.model.output_head import OutputHead
 from pyruntime.ops import sampling
+from pyruntime.placing import place
 from pyruntime.types import ForwardBatch, GenerationBatchResult, SampledToken, Task
 
 
@@ -34,9 +36,9 @@ class Sampler:
         if not reading:
             return GenerationBatchResult([])
         last = [rows.last + ahead for rows in reading for ahead in range(len(rows.drafts) + 1)]
-        logits = self._head.logits(hidden[torch.tensor(last, device=hidden.device)], self._buffer)
         sequences = [each for rows in reading for each in sampling_rows.histories(rows.sequence, rows.drafts)]
-        arguments = sampling_rows.parameters(sequences, hidden.device) | sampling_rows.extras(sequences, hidden.device)
+        arguments = place({"last": np.array(last)} | sampling_rows.columns(sequences), hidden.device)
+        logits = self._head.logits(hidden[arguments.pop("last")], self._buffer)
         wanted = [sequence.payload.sampling.logprobs for sequence in sequences]
         if any(count is not None for count in wanted):
             tokens = _with_selected(logits, _with_logprobs(logits, arguments, wanted), sequences)
@@ -52,7 +54,7 @@ def _verified(drawn: Iterator[SampledToken | None], drafts: Sequence[int]) -> Sa
     if first is None:
         return None
     own = [first.token_id, *(token.token_id if token is not None else None for token in others)]
-    num_right = next((place for place, draft in enumerate(drafts) if own[place] != draft), len(drafts))
+    num_right = next((i for i, draft in enumerate(drafts) if own[i] != draft), len(drafts))
     return first._replace(following=tuple(others[:num_right])) if num_right else first
 
 
@@ -76,8 +78,8 @@ def _with_selected(logits: torch.Tensor, tokens: list[SampledToken], sequences: 
     """Log-probabilities of each request's own list of tokens: the drawn one's plus the difference of the logits."""
     wanted = [sequence.payload.sampling.logprob_ids for sequence in sequences]
     answers = list(tokens)
-    for place, (ids, token) in enumerate(zip(wanted, tokens, strict=True)):
+    for row, (ids, token) in enumerate(zip(wanted, tokens, strict=True)):
         if ids and token.logprob is not None and token.token_id >= 0:
-            own = logits[place, torch.tensor([token.token_id, *ids], device=logits.device)].float()
-            answers[place] = token._replace(selected=tuple((own[1:] - own[0] + token.logprob).tolist()))
+            own = logits[row, torch.tensor([token.token_id, *ids], device=logits.device)].float()
+            answers[row] = token._replace(selected=tuple((own[1:] - own[0] + token.logprob).tolist()))
     return answers

@@ -1,4 +1,4 @@
-"""The parameters of many requests as the tensors that the sampling kernel takes."""
+"""The parameters of many requests as the arrays that the sampling kernel takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import torch
 
 
 class Ahead:
@@ -34,39 +33,42 @@ def histories(sequence: Any, drafts: Sequence[int]) -> list[Any]:
     return [sequence, *(Ahead(sequence, count, draft) for count, draft in enumerate(drafts, 1))]
 
 
-def parameters(sequences: list[Any], device: torch.device) -> dict[str, torch.Tensor]:
-    """What every row has: temperature, filters, and what its draw is a function of; each [B]."""
+def columns(sequences: list[Any]) -> dict[str, np.ndarray]:
+    """What the kernel takes beside the logits, by its names, one row a sequence: what every row has, and penalties,
+    biases and constraints where a row of the batch has any; nothing else pays for them."""
+    return _parameters(sequences) | _extras(sequences)
+
+
+def _parameters(sequences: list[Any]) -> dict[str, np.ndarray]:
+    """Temperature, filters, and what the draw is a function of; each [B]."""
     settings = [sequence.payload.sampling for sequence in sequences]
     return {
-        "temperature": _column([s.temperature for s in settings], torch.float32, device),
-        "top_k": _column([s.top_k for s in settings], torch.int32, device),
-        "top_p": _column([s.top_p for s in settings], torch.float32, device),
-        "min_p": _column([s.min_p for s in settings], torch.float32, device),
-        "seeds": _column([_signed(s.seed) for s in settings], torch.int64, device),
-        "positions": _column([len(sequence) for sequence in sequences], torch.int64, device),
-        "indices": _column([sequence.index for sequence in sequences], torch.int32, device),
+        "temperature": np.array([s.temperature for s in settings], np.float32),
+        "top_k": np.array([s.top_k for s in settings], np.int32),
+        "top_p": np.array([s.top_p for s in settings], np.float32),
+        "min_p": np.array([s.min_p for s in settings], np.float32),
+        "seeds": np.array([_signed(s.seed) for s in settings], np.int64),
+        "positions": np.array([len(sequence) for sequence in sequences], np.int64),
+        "indices": np.array([sequence.index for sequence in sequences], np.int32),
     }
 
 
-def extras(sequences: list[Any], device: torch.device) -> dict[str, torch.Tensor]:
-    """Penalties, biases and constraints, where a row of the batch has any; nothing else pays for them."""
-    found: dict[str, torch.Tensor] = {}
+def _extras(sequences: list[Any]) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
     settings = [sequence.payload.sampling for sequence in sequences]
     if any(s.penalizes for s in settings):
-        found["repetition"] = _column([s.repetition_penalty for s in settings], torch.float32, device)
-        found["frequency"] = _column([s.frequency_penalty for s in settings], torch.float32, device)
-        found["presence"] = _column([s.presence_penalty for s in settings], torch.float32, device)
+        found["repetition"] = np.array([s.repetition_penalty for s in settings], np.float32)
+        found["frequency"] = np.array([s.frequency_penalty for s in settings], np.float32)
+        found["presence"] = np.array([s.presence_penalty for s in settings], np.float32)
         seen = _all_seen(sequences)
-        found["seen_ids"], found["seen_starts"] = _ragged([ids for ids, _ in seen], torch.int64, device)
-        found["seen_generated"], _ = _ragged([counts for _, counts in seen], torch.int32, device)
+        found["seen_ids"], found["seen_starts"] = _ragged([ids for ids, _ in seen], np.int64)
+        found["seen_generated"], _ = _ragged([counts for _, counts in seen], np.int32)
     biases = [_biases(sequence) for sequence in sequences]
     if any(biases):
-        found["bias_ids"], found["bias_starts"] = _ragged(
-            [[i for i, _ in each] for each in biases], torch.int64, device
-        )
-        found["bias_values"], _ = _ragged([[value for _, value in each] for each in biases], torch.float32, device)
+        found["bias_ids"], found["bias_starts"] = _ragged([[i for i, _ in each] for each in biases], np.int64)
+        found["bias_values"], _ = _ragged([[value for _, value in each] for each in biases], np.float32)
     if any(sequence.matcher is not None for sequence in sequences):
-        found["bitmask"] = _bitmask(sequences).to(device)
+        found["bitmask"] = _bitmask(sequences)
     return found
 
 
@@ -115,7 +117,7 @@ def _biases(sequence: Any) -> list[tuple[int, float]]:
     return sorted(biases.items())
 
 
-def _bitmask(sequences: list[Any]) -> torch.Tensor:
+def _bitmask(sequences: list[Any]) -> np.ndarray:
     """int32 [B, ceil(V / 32)]: what each row's constraint lets through; everything where there is none."""
     masks = [None if sequence.matcher is None else sequence.matcher.mask for sequence in sequences]
     width = next(len(mask) for mask in masks if mask is not None)
@@ -123,18 +125,13 @@ def _bitmask(sequences: list[Any]) -> torch.Tensor:
     for row, mask in zip(rows, masks, strict=True):
         if mask is not None:
             row[:] = mask
-    return torch.from_numpy(rows)
+    return rows
 
 
-def _ragged(rows: list[Any], dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _ragged(rows: list[Any], dtype: type[np.generic]) -> tuple[np.ndarray, np.ndarray]:
     """(all values behind each other, starts int32 [B + 1])."""
-    starts = [0, *accumulate(len(row) for row in rows)]
-    flat = np.concatenate([np.asarray(row, dtype=np.float64) for row in rows])  # ids are exact in it
-    return torch.from_numpy(flat).to(dtype).to(device), _column(starts, torch.int32, device)
-
-
-def _column(values: list[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype).to(device)
+    starts = np.array([0, *accumulate(len(row) for row in rows)], np.int32)
+    return np.concatenate([np.asarray(row, dtype) for row in rows]), starts
 
 
 def _signed(seed: int) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+import numpy as np
 import torch
 
 from pyruntime.model.output_head import OutputHead
 from pyruntime.ops import scores
+from pyruntime.placing import place
 from pyruntime.types import ForwardBatch, ScoreRequest, ScoringBatchResult, SequenceRows, Task
 
 # Below float32's normal numbers a division overflows; here the answer is one-hot already.
@@ -32,18 +34,22 @@ class ScoreHead:
 
     def _scores(self, hidden: torch.Tensor, chosen: list[SequenceRows], form: str) -> list[list[float] | None]:
         """``form``: logits (raw), or normalised over the labels, at the request's temperature, or the vocabulary."""
-        head, device = self._head, hidden.device
+        head = self._head
         requests = [rows.sequence.payload for rows in chosen]
-        last = hidden[torch.tensor([rows.last for rows in chosen], device=device)]
         counts = [len(request.label_ids) for request in requests]
-        ids = torch.tensor([label for request in requests for label in request.label_ids], device=device)
-        starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
+        arrays = {
+            "last": np.array([rows.last for rows in chosen]),
+            "ids": np.array([label for request in requests for label in request.label_ids], np.int64),
+            "starts": np.array([0, *accumulate(counts)], np.int32),
+            "temperature": np.array([max(r.temperature, LEAST_TEMPERATURE) for r in requests], np.float32),
+        }
+        placed = place(arrays, hidden.device)
+        last, ids, starts = hidden[placed["last"]], placed["ids"], placed["starts"]
         options = {"softcap": head.softcap, "scale": head.scale}
         if form == "raw":
             values = head.shape(scores.label_logits(last, head.weight, head.bias, ids, starts))
         elif form == "labels":
-            temperature = torch.tensor([max(r.temperature, LEAST_TEMPERATURE) for r in requests], device=device)
-            values = scores.label_scores(last, head.weight, head.bias, ids, starts, temperature, **options)
+            values = scores.label_scores(last, head.weight, head.bias, ids, starts, placed["temperature"], **options)
         else:
             values = scores.label_probabilities(last, head.weight, head.bias, ids, starts, **options)
         return [own.tolist() if bool(torch.isfinite(own).all()) else None for own in values.cpu().split(counts)]
