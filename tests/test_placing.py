@@ -8,7 +8,7 @@ import torch
 
 from pyruntime import placing
 
-ARRAYS = {
+ARRAYS: dict[str, np.ndarray] = {
     "ids": np.array([3, -1, 2**40], np.int64),
     "none": np.array([], np.int32),
     "flag": np.array([True]),

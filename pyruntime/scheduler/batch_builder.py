@@ -33,7 +33,7 @@ class BatchBuilder:
         ]
         # Drafts lie behind the last known token, where the slice ends.
         tokens = [t for s, begin, end in spans for t in (*s.token_ids[begin:end], *drafts.get(s, ()))]
-        fields = {
+        fields: dict[str, np.ndarray] = {
             "input_ids": np.array(tokens, np.int64),
             "positions": np.array([p for _, begin, end in spans for p in range(begin, end)], np.int64),
             "query_starts": np.array(starts, np.int32),
@@ -49,7 +49,7 @@ class BatchBuilder:
         width = max(len(s.blocks) for s, _, _ in spans)
         tables = [s.blocks + [-1] * (width - len(s.blocks)) for s, _, _ in spans]
         slots = [s.blocks[p // size] * size + p % size for s, begin, end in spans for p in range(begin, end)]
-        fields = {
+        fields: dict[str, np.ndarray] = {
             "kv_lengths": np.array([end for _, _, end in spans], np.int32),
             "block_tables": np.array(tables, np.int32),
             "slot_mapping": np.array(slots, np.int64),
