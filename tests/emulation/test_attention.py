@@ -141,16 +141,20 @@ def test_wrong_values_answer_nan_alone(emulation: Emulation, split: bool) -> Non
 @pytest.mark.parametrize(("width", "value_width"), [(8, 6), (8, 8), (3, 5)])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_cache(emulation: Emulation, width: int, value_width: int, dtype: torch.dtype) -> None:
-    caches = torch.zeros(5, 17, 2, width, dtype=dtype), torch.zeros(5, 17, 2, value_width, dtype=dtype)
+    rooms = [torch.zeros(7, 17, 2, each, dtype=dtype) for each in (width, value_width)]
+    caches = rooms[0][1:6], rooms[1][1:6]  # a block before and a block behind are not theirs
     slots = torch.randperm(5 * 17)[:40]
     k, v = transposed(2, 40, width, dtype), torch.randn(40, 2, value_width).to(dtype)
-    calls.store_kv(emulation, k, v, torch.where(torch.arange(40) == 7, 5 * 17, slots), *caches)
+    outside = torch.arange(40).view(-1, 1).eq(torch.tensor([7, 8]))
+    calls.store_kv(emulation, k, v, slots.masked_fill(outside[:, 0], 5 * 17).masked_fill(outside[:, 1], -1), *caches)
     for own, rows in zip(caches, (k, v), strict=True):
         want = torch.zeros_like(own)
-        kept = torch.arange(40) != 7  # its slot is outside
+        kept = ~outside.any(1)
         want.view(-1, *own.shape[2:])[slots[kept]] = rows[kept]
         assert torch.equal(own, want)
     before = [own.clone() for own in caches]
-    calls.copy_blocks(emulation, *caches, torch.tensor([[0, 2], [2, 3], [5, 1], [1, -1], [1, 1]]))
+    pairs = torch.tensor([[0, 2], [2, 3], [5, 1], [-1, 1], [1, -1], [1, 5], [1, 1]])
+    calls.copy_blocks(emulation, *caches, pairs)
     for own, old in zip(caches, before, strict=True):
         assert torch.equal(own, old[[0, 1, 0, 0, 4]])
+    assert all((room[[0, 6]] == 0).all() for room in rooms)
