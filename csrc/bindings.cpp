@@ -54,6 +54,12 @@ STABLE_TORCH_LIBRARY(pyruntime, m) {
       "Tensor? k_norm, Tensor o_weight, Tensor? o_bias, Tensor? after_attention, Tensor mlp_norm, Tensor gate, "
       "Tensor up, Tensor down, Tensor? after_mlp, Tensor? sinks, float epsilon, float weight_offset, int activation, "
       "float scale, int window_left, float softcap, bool by_panels) -> Tensor");
+  m.def(
+      "encoder_layer(Tensor x, Tensor starts, Tensor q_weight, Tensor? q_bias, Tensor k_weight, Tensor? k_bias, "
+      "Tensor v_weight, Tensor? v_bias, Tensor o_weight, Tensor? o_bias, Tensor attention_norm, "
+      "Tensor attention_norm_bias, Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, Tensor mlp_norm, "
+      "Tensor mlp_norm_bias, float attention_epsilon, float mlp_epsilon, int activation, int heads, int kv_heads, "
+      "float scale, int window_left, int window_right) -> Tensor");
   m.def("linear_into(Tensor x, Tensor w, Tensor? bias, bool by_panels, Tensor(a!) out) -> ()");
   m.def("linear_int8(Tensor x, Tensor w, int columns, Tensor? bias=None, Tensor? up=None, int activation=0) -> Tensor");
   m.def("linear_int8_into(Tensor x, Tensor w, Tensor? bias, Tensor(a!) out) -> ()");

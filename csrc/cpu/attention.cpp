@@ -72,7 +72,9 @@ void launch_split(const AttentionArgs& a, const std::vector<AttentionTile>& tile
   }
 }
 
-void launch(const AttentionArgs& a, int64_t sequences) {
+}  // namespace
+
+void launch_attention(const AttentionArgs& a, int64_t sequences) {
   const Kernels& table = kernels();
   const int64_t most = table.attention_tile_rows(a);
   std::vector<AttentionTile> tiles;
@@ -99,6 +101,8 @@ void launch(const AttentionArgs& a, int64_t sequences) {
   });
 }
 
+namespace {
+
 Tensor packed_attention(const Tensor q, const Tensor k, const Tensor v, const Tensor starts, bool causal, double scale,
                         int64_t window_left, int64_t window_right, double softcap, const std::optional<Tensor> sinks) {
   check_queries(q, k, v, 1);
@@ -108,7 +112,7 @@ Tensor packed_attention(const Tensor q, const Tensor k, const Tensor v, const Te
   Tensor out = empty_cpu({rows, q.size(1), v.size(2)}, q.scalar_type());
   AttentionArgs a = common(q, k, v, out, 1, causal, scale, window_left, window_right, softcap, sinks);
   a.query_starts = starts.const_data_ptr<int32_t>();
-  launch(a, starts.size(0) - 1);
+  launch_attention(a, starts.size(0) - 1);
   return out;
 }
 
@@ -147,7 +151,7 @@ Tensor paged_attention(const Tensor q, const Tensor k_cache, const Tensor v_cach
   a.table_stride = block_tables.size(1), a.block_size = k_cache.size(1);
   check_block_size(k_cache);
   check_pages(a, sequences, k_cache.size(0), block_tables.size(1));
-  launch(a, sequences);
+  launch_attention(a, sequences);
   return out;
 }
 

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/kernels.h"
+
 namespace pyruntime {
 
 using MaybeTensor = std::optional<torch::stable::Tensor>;
@@ -29,6 +31,9 @@ torch::stable::Tensor paged_attention(const torch::stable::Tensor q, const torch
                                       const torch::stable::Tensor kv_lengths, const torch::stable::Tensor block_tables,
                                       bool causal, double scale, int64_t window_left, double softcap,
                                       const MaybeTensor sinks);
+
+// Attention as the arguments describe it, over the threads.
+void launch_attention(const AttentionArgs& a, int64_t sequences);
 
 // residual + x, or with a weight residual + rms_norm(x): what ends a half of a layer.
 torch::stable::Tensor add_back(const torch::stable::Tensor residual, const torch::stable::Tensor x,

@@ -47,14 +47,15 @@ class LayerTraits:
 class AttentionContext:
     """What the layers of a running forward need to know. ``probe`` collects their traits instead of using a cache;
     ``causal`` answers for layers that do not say themselves; ``unattended`` tokens are seen by none of their text.
-    ``options`` collects what each layer asked the kernel for over a cache, and its queries [T, heads, D]."""
+    ``options`` collects what each attention module asked the kernel for, its queries, keys and values [T, heads, D]
+    with it."""
 
     batch: ForwardBatch
     cache: KVCache | None = None
     probe: dict[int, LayerTraits] | None = None
     causal: bool = True
     unattended: Unattended | None = None
-    options: dict[int, dict[str, Any]] | None = None
+    options: dict[torch.nn.Module, dict[str, Any]] | None = None
 
 
 # Beside the model's arguments, since not every model hands unknown keywords down to its attention.
@@ -108,9 +109,13 @@ def packed_attention_forward(
         "softcap": float(softcap or 0.0),
         "sinks": None if s_aux is None else s_aux.float(),
     }
+    # Two-sided windows reach as far ahead as back: ModernBERT, EmbeddingGemma.
+    ahead = -1 if causal else window
+    if context.options is not None:
+        asked = {"causal": causal, "window_right": ahead, "query": q, "key": k, "value": v}
+        context.options[module] = options | asked
     if context.cache is None:
-        # Two-sided windows reach as far ahead as back: ModernBERT, EmbeddingGemma.
-        options["window_right"] = -1 if causal else window
+        options["window_right"] = ahead
         behind = context.unattended
         starts = context.batch.query_starts if behind is None else behind.starts
         output = attention_ops.packed_attention(q, k, v, starts, causal=causal, **options)
@@ -119,8 +124,6 @@ def packed_attention_forward(
                 raise ValueError(f"{type(module).__name__}: tokens that are not attended to, under such attention")
             attend_behind(output, q, k, v, behind.spans, options["scale"], window)
     else:
-        if context.options is not None:
-            context.options[cast(int, module.layer_idx)] = options | {"query": q}
         output = _paged(cast(int, module.layer_idx), q, k, v, context.batch, context.cache, options)
     return output.unsqueeze(0), None
 

@@ -47,7 +47,7 @@ def fuse_layers(model: Any, shapes: dict[int, LayerShape], offset: int) -> int:
     cache = KVCache(shapes, 8, BLOCK_SIZE, dtype, "cpu")
     furthest = getattr(body.config, "max_position_embeddings", None) or 0
     context = AttentionContext(_batch(furthest - offset), cache, options={})
-    calls = _calls(body, list(known), context, offset)
+    calls = layer_calls(body, list(known), context, offset)
     return sum(_fuse_layer(layer, known[layer], *calls[layer], context) for layer in known if layer in calls)
 
 
@@ -122,7 +122,7 @@ def _batch(furthest: int = 0) -> ForwardBatch:
     )
 
 
-def _calls(body: Any, layers: list[Any], context: AttentionContext, offset: int) -> Calls:
+def layer_calls(body: Any, layers: list[Any], context: AttentionContext, offset: int) -> Calls:
     """What each layer is called with in a forward, and what it answers."""
     calls: Calls = {}
 
@@ -193,7 +193,7 @@ class _Fused:
     def __init__(self, layer: Any, parts: _Parts, context: AttentionContext, args: Any, kwargs: Any) -> None:
         self._weights = parts.weights
         self._layer: int = layer.self_attn.layer_idx
-        options = (context.options or {}).get(self._layer)
+        options = (context.options or {}).get(layer.self_attn)
         # Where the rotation's cosines and sines stand among the layer's arguments.
         self._place = next((i for i, value in enumerate(args) if _are_angles(value)), None)
         self.fits = options is not None and (self._place is not None or _are_angles(kwargs.get("position_embeddings")))

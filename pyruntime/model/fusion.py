@@ -121,7 +121,7 @@ def _norm(module: Any, x: torch.Tensor, *, epsilon: float, offset: float) -> tor
     return y.transpose(1, 2) if turned else y
 
 
-def _name_of(activation: Any) -> str | None:
+def name_of(activation: Any) -> str | None:
     """Which of ``ACTIVATIONS`` a module or function is."""
     x = torch.cat([torch.linspace(-6, 6, 101), torch.linspace(-120, 120, 41)])  # some are cut off far from zero
     try:
@@ -139,7 +139,7 @@ def _as_gated(module: Any) -> tuple[tuple[torch.Tensor, ...], list[Forward]] | N
     if not (merged or {"gate_proj", "up_proj"} <= children.keys()) or "down_proj" not in children:
         return None
     gate = children["gate_up_proj" if merged else "gate_proj"]
-    name = _name_of(getattr(module, "act_fn", getattr(module, "activation_fn", None)))
+    name = name_of(getattr(module, "act_fn", getattr(module, "activation_fn", None)))
     if name is None or gate.bias is not None or (not merged and module.up_proj.bias is not None):
         return None
     own: list[Forward] = [functools.partial(_gated, activation=name, merged=merged)]
@@ -161,7 +161,7 @@ def _as_activated(module: Any) -> tuple[tuple[torch.Tensor, ...], list[Forward]]
         parts = [getattr(module, name, None) for name in (first, second) if name]
         if not all(isinstance(part, OwnLinear) for part in parts):
             continue
-        name = _name_of(getattr(module, act, None))
+        name = name_of(getattr(module, act, None))
         if name is not None:
             weight = parts[0].weight  # type: ignore[union-attr]
             own = functools.partial(_activated, first=first, second=second, activation=name)

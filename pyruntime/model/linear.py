@@ -140,12 +140,17 @@ def pack(linears: Iterable[OwnLinear]) -> bool:
     if len(packed) < len(plain):
         return False
     for module, panels in zip(plain, on_huge_pages(packed), strict=True):
-        row_invariant = module.row_invariant
-        module.__class__ = PackedLinear
-        module.row_invariant = row_invariant
-        module.register_buffer("panels", panels, persistent=False)
-        let_go(module)
+        put_panels(module, panels)
     return True
+
+
+def put_panels(module: Any, panels: torch.Tensor | None) -> None:
+    """An ``OwnLinear`` becomes a ``PackedLinear``."""
+    row_invariant = module.row_invariant
+    module.__class__ = PackedLinear
+    module.row_invariant = row_invariant
+    module.register_buffer("panels", panels, persistent=False)
+    let_go(module)
 
 
 def packed_in_panels(weight: torch.Tensor) -> torch.Tensor | None:

@@ -15,6 +15,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from pyruntime.errors import ModelLoadError
 from pyruntime.model.attention import IMPLEMENTATION, LayerTraits
 from pyruntime.model.classifier import Classifier, classifier_of
+from pyruntime.model.encoder_layers import fuse_encoder_layers
 from pyruntime.model.fused_layers import fuse_layers
 from pyruntime.model.fusion import fuse
 from pyruntime.model.gguf import ensure_converted, is_gguf
@@ -138,6 +139,8 @@ def load_model(
         raise ModelLoadError(f"{folder}: {architecture} is not served: {error}") from error
     if traits.is_causal and traits.layers:
         fuse_layers(model, {index: layer.shape for index, layer in traits.layers.items()}, offset)
+    elif traits.layers:
+        fuse_encoder_layers(model, offset)
     return LoadedModel(
         folder=folder,
         config=model.config,

@@ -290,3 +290,10 @@ def _(x, cos, sin, *_):  # type: ignore[no-untyped-def]
     _check(cos, "cos", x.shape[0], None)
     _check(sin, "sin", *cos.shape)
     return x.new_empty(x.shape)
+
+
+@_fake("encoder_layer")
+def _(x, starts, *_):  # type: ignore[no-untyped-def]
+    _check(x, "x", None, None)
+    _check(starts, "starts", None)
+    return x.new_empty(x.shape)

@@ -230,7 +230,7 @@ def test_calls_of_another_kind_than_was_tried_run_as_before() -> None:
 def test_an_activation_is_known_by_what_it_computes() -> None:
     from transformers.activations import ACT2FN
 
-    names = {name: fusion._name_of(ACT2FN[name]) for name in ACTIVATION_NAMES}
+    names = {name: fusion.name_of(ACT2FN[name]) for name in ACTIVATION_NAMES}
     assert names == {
         "gelu": "gelu",
         "gelu_pytorch_tanh": "gelu_tanh",
@@ -239,7 +239,7 @@ def test_an_activation_is_known_by_what_it_computes() -> None:
         "relu": None,
         "gelu_10": None,
     }
-    assert fusion._name_of(None) is None
+    assert fusion.name_of(None) is None
 
 
 def test_a_cache_of_heads_without_width_is_refused() -> None:
