@@ -16,7 +16,7 @@ int64_t groups_of(const Tensor& x) {
   return (x.size(1) + kInt8Group - 1) / kInt8Group;
 }
 
-// Of each group: its int8, its scale and its offset.
+// Of each group: its int8, its scale and its zero.
 constexpr int64_t kGroupFloats = kInt8Group / 4 + 2;
 
 }  // namespace
@@ -26,9 +26,9 @@ Int8Rows::Int8Rows(const Tensor& x) : dtype_(x.scalar_type()), memory_(x.size(0)
   a.x = x.const_data_ptr(), a.dtype = check_floating(x, "x");
   a.rows = x.size(0), a.depth = x.size(1), a.x_row = x.stride(0), a.groups = groups_of(x);
   const int64_t count = a.rows * a.groups;
-  a.q = reinterpret_cast<int8_t*>(memory_.get()), a.q_row = a.groups * kInt8Group;
+  a.q = reinterpret_cast<uint8_t*>(memory_.get()), a.q_row = a.groups * kInt8Group;
   a.row_scales = memory_.get() + count * (kInt8Group / 4);
-  a.offsets = reinterpret_cast<int32_t*>(a.row_scales + count);
+  a.zeros = a.row_scales + count;
   // On one thread where there is little to do: waking the others costs more than this.
   constexpr int64_t kAlone = 16384;
   if (a.rows * a.depth <= kAlone) {
@@ -43,7 +43,7 @@ Int8Rows::Int8Rows(const Tensor& x) : dtype_(x.scalar_type()), memory_(x.size(0)
 
 const uint8_t* Int8Rows::check_matrix(const Tensor& w, const char* name, int64_t columns) const {
   require(columns >= 0, "columns: must be at least 0, got ", columns);
-  check_array(w, name, ScalarType::Byte, {(columns + 15) / 16, 64 * ((rows_.depth + 3) / 4 + 1)});
+  check_array(w, name, ScalarType::Byte, {(columns + 15) / 16, 64 * ((rows_.depth + 3) / 4 + rows_.groups)});
   return w.const_data_ptr<uint8_t>();
 }
 
@@ -80,7 +80,7 @@ void Int8Rows::multiply_into(const Tensor& w, const std::optional<Tensor>& bias,
 void Int8Rows::launch(Int8Args& a) const {
   constexpr int64_t kMostRows = 512;
   const QuantizeArgs& rows = rows_;
-  a.q = rows.q, a.row_scales = rows.row_scales, a.offsets = rows.offsets, a.dtype = rows.dtype;
+  a.q = rows.q, a.row_scales = rows.row_scales, a.zeros = rows.zeros, a.dtype = rows.dtype;
   a.q_row = rows.q_row, a.groups = rows.groups, a.words = (rows.depth + 3) / 4;
   const int64_t panels = (a.columns + 15) / 16;
   if (rows.rows == 0 || panels == 0) return;

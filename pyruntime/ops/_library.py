@@ -244,7 +244,7 @@ def _(x, w, bias, by_panels, out):  # type: ignore[no-untyped-def]
 def _check_int8(x, w, columns, bias, up=None):  # type: ignore[no-untyped-def]
     _check(x, "x", None, None)
     for name, matrix in (("w", w), ("up", up)):
-        _check(matrix, name, (columns + 15) // 16, 64 * ((x.shape[1] + 3) // 4 + 1))
+        _check(matrix, name, (columns + 15) // 16, 64 * ((x.shape[1] + 3) // 4 + (x.shape[1] + 127) // 128))
     _check(bias, "bias", columns)
 
 

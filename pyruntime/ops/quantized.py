@@ -6,7 +6,7 @@ import torch
 
 from pyruntime.ops.linear import ACTIVATION_NUMBERS
 
-# Elements of a row, in depth, that share a scale.
+# Elements of a row or of a matrix, in depth, that share a scale.
 GROUP = 128
 # Columns of a panel, and how many follow each other in depth within a word of 32 bits.
 COLUMNS, DEPTH = 16, 4
@@ -25,8 +25,9 @@ def linear_int8(
     """``activation(x @ W.T + bias)``, ``* (x @ U.T)`` with ``up``: x ``[R, K]`` → ``[R, columns]`` in x's dtype.
 
     w, up: matrices W, U ``[columns, K]`` as ``pack_int8`` gives them; bias ``[columns]``, not with ``up``. x (float32,
-    bfloat16, float16) becomes int8 too, with a scale for each ``GROUP`` elements of a row, whose largest magnitude is
-    ±127; products within a group are exact, all else is float32 until the answer is rounded. A row's result does not
+    bfloat16, float16) becomes whole numbers too, for each ``GROUP`` elements of a row with a scale and a place of zero:
+    254 steps from the least (or 0) to the largest (or 0). Products within a group are exact, all else is float32 until
+    the answer is rounded. A row's result does not
     depend on the rows beside it; one that holds NaN or infinity comes out as NaN. Bad arguments raise
     ``RuntimeError``.
     """
@@ -40,34 +41,44 @@ def linear_int8_into(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: 
 
 
 def quantize_int8(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """w ``[N, K]`` → (int8 ``[N, K]``, scales float32 ``[N]``): symmetric, a row's largest magnitude is ±127.
+    """w ``[..., K]`` → (int8 ``[..., K]``, scales float32 ``[...]``): symmetric, the largest magnitude is ±126 or ±127.
 
-    ``w ≈ int8 * scales[:, None]`` to half a scale; a row of zeros has scale 0. NaN or infinity raises ``ValueError``.
+    ``w ≈ int8 * scales[..., None]`` to half a scale. Scales are bfloat16, rounded up; zeros have scale 0. NaN or
+    infinity raises ``ValueError``.
     """
     wide = w.float()
-    scales = wide.abs().amax(-1) / 127 if w.shape[-1] else wide.new_zeros(w.shape[0])
-    if not bool(torch.isfinite(scales).all()):
+    exact = wide.abs().amax(-1) / 127 if w.shape[-1] else wide.new_zeros(w.shape[:-1])
+    if not bool(torch.isfinite(exact).all()):
         raise ValueError("w: cannot be quantised, it holds NaN or infinity")
-    rounded = torch.round(wide / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None])
+    # Cutting a group off below its largest does not pay: what it costs there is more than finer steps bring.
+    scales = ((exact.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
+    rounded = torch.round(wide / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None])
     return rounded.clamp(-127, 127).to(torch.int8), scales
 
 
 def pack_int8(w: torch.Tensor) -> torch.Tensor:
-    """w ``[N, K]`` quantised and laid out for ``linear_int8``: uint8 ``[ceil(N / 16), 64 * (ceil(K / 4) + 1)]``.
+    """w ``[N, K]`` quantised in groups of depth and laid out for ``linear_int8``: uint8
+    ``[ceil(N / 16), 64 * (ceil(K / 4) + ceil(K / GROUP))]``.
 
-    A row is a panel of 16 columns: for each four neighbours in depth 16 times 4 bytes, ``int8 + 128``, and behind the
-    last the 16 scales as float32. What is past N or K is zero. NaN or infinity raises ``ValueError``.
+    A row is a panel of 16 columns, group by group: for each four neighbours in depth 16 times 4 bytes of int8, and
+    behind the group's last 16 times the sum of its int8 (16 bits) and its scale (bfloat16). What is past N or K is
+    zero. NaN or infinity raises ``ValueError``.
     """
     num_columns, depth = w.shape
-    words = -(-depth // DEPTH)
-    out = torch.empty(-(-num_columns // COLUMNS), COLUMNS * DEPTH * (words + 1), dtype=torch.uint8)
+    groups = -(-depth // GROUP)
+    used = COLUMNS * DEPTH * (-(-depth // DEPTH) + groups)
+    out = torch.empty(-(-num_columns // COLUMNS), used, dtype=torch.uint8)
     for begin in range(0, num_columns, SLICE):
-        values, scales = quantize_int8(w[begin : begin + SLICE])
-        missing = -values.shape[0] % COLUMNS
-        values = torch.nn.functional.pad(values, (0, words * DEPTH - depth, 0, missing))
-        scales = torch.nn.functional.pad(scales, (0, missing))
-        panels = values.view(-1, COLUMNS, words, DEPTH).transpose(1, 2)
+        part = w[begin : begin + SLICE]
+        part = torch.nn.functional.pad(part, (0, groups * GROUP - depth, 0, -part.shape[0] % COLUMNS))
+        values, scales = quantize_int8(part.view(-1, COLUMNS, groups, GROUP))
+        words = values.view(*scales.shape, -1, DEPTH).permute(0, 2, 3, 1, 4).contiguous().view(torch.int32)
+        # A scale's lower half is zero.
+        last = (values.sum(-1, dtype=torch.int32) & 0xFFFF) | scales.view(torch.int32)
+        panels = torch.cat((words.squeeze(-1), last.transpose(1, 2).unsqueeze(2)), 2).view(words.shape[0], -1)
+        if used < 4 * panels.shape[1]:  # the last group is shorter, and what ends it lies nearer
+            whole = panels.shape[1] - COLUMNS
+            panels = torch.cat((panels[:, : used // 4 - COLUMNS], panels[:, whole:]), 1)
         place = out[begin // COLUMNS : begin // COLUMNS + panels.shape[0]]
-        place[:, : -COLUMNS * DEPTH] = panels.reshape(panels.shape[0], -1).view(torch.uint8) ^ 0x80
-        place[:, -COLUMNS * DEPTH :] = scales.view(-1, COLUMNS).view(torch.uint8)
+        place.copy_(panels.view(torch.uint8))
     return out

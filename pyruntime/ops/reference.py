@@ -211,14 +211,22 @@ def linear_int8(
     activation: str = "none",
 ) -> torch.Tensor:
     """Twin of ``ops.quantized.linear_int8``, of matrices that are not packed."""
-    groups = x.float().split(GROUP, -1)
-    near = torch.cat([_as_int8(group) for group in groups], -1)
-    return linear_rows(near, _as_int8(w.float()), bias, None if up is None else _as_int8(up.float()), activation)
+    near = torch.cat([_in_steps(group) for group in x.float().split(GROUP, -1)], -1)
+    return linear_rows(near, _as_int8(w), bias, None if up is None else _as_int8(up), activation)
 
 
-def _as_int8(rows: torch.Tensor) -> torch.Tensor:
-    values, scales = quantize_int8(rows)
-    return values.double() * scales.double()[:, None]
+def _in_steps(rows: torch.Tensor) -> torch.Tensor:
+    """Each row in 254 steps from its least to its largest, 0 among both, which stays 0."""
+    lowest, highest = rows.amin(-1, keepdim=True).clamp(max=0), rows.amax(-1, keepdim=True).clamp(min=0)
+    half = highest / 2 - lowest / 2
+    inverse, step = (127 / half).double(), (half / 127).double()
+    zero = torch.round(-lowest * inverse)
+    return (torch.round(rows * inverse + zero) - zero).nan_to_num() * step
+
+
+def _as_int8(w: torch.Tensor) -> torch.Tensor:
+    groups = [quantize_int8(group) for group in w.float().split(GROUP, -1)]
+    return torch.cat([values.double() * scales.double()[:, None] for values, scales in groups], -1)
 
 
 def adjusted_logits(

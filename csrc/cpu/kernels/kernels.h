@@ -107,25 +107,26 @@ struct SparseArgs {
 // Elements of a row, in depth, that share a scale as int8.
 constexpr int64_t kInt8Group = 128;
 
-// x[r, k] ≈ row_scales[r, g] * q[r, k] for k of group g.
+// x[r, k] ≈ row_scales[r, g] * (q[r, k] - zeros[r, g]) for k of group g.
 struct QuantizeArgs {
   const void* x;
   DType dtype;
   int64_t rows, depth, x_row;
-  int8_t* q;          // [rows, q_row], q_row = groups * kInt8Group; zeros from depth on
+  uint8_t* q;         // [rows, q_row], q_row = groups * kInt8Group
   float* row_scales;  // [rows, groups]
-  int32_t* offsets;   // [rows, groups]: -128 times the sum of the group's q
+  float* zeros;       // [rows, groups]: whole numbers from 0 to 254, what 0 becomes
   int64_t q_row, groups;
 };
 
-// out[r, n] = activation(sum_g row_scales[r, g] * scales[n] * sum_k q[r, k] * w[n, k] (+ bias[n])) of rows [row_begin,
-// row_end), times the same of `up` where there is one. Matrices lie in panels of sixteen columns, (words + 1) * 64
-// bytes each: for every four neighbours in depth a word, sixteen times the four's int8 + 128, then the sixteen float
-// scales.
+// out[r, n] = activation(sum_g row_scales[r, g] * scales[n, g] * sum_k (q[r, k] - zeros[r, g]) * w[n, k] (+ bias[n]))
+// of rows [row_begin, row_end), times the same of `up` where there is one. Matrices lie in panels of sixteen columns,
+// (words + groups) * 64 bytes each, group by group: for every four neighbours in depth a word, sixteen times the four's
+// int8, and behind the group's last a word for each column, the sum of its int8 below (16 bits) and its scale above
+// (bfloat16).
 struct Int8Args {
-  const int8_t* q;
+  const uint8_t* q;
   const float* row_scales;
-  const int32_t* offsets;
+  const float* zeros;
   int64_t q_row, groups;
   const uint8_t* w;
   const uint8_t* up;  // null: nothing is gated

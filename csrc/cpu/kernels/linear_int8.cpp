@@ -19,46 +19,43 @@ constexpr int kMostPanels = 1, kMostSums = 2;
 // Sixteen running sums of one group.
 #if defined(__AVX512VNNI__)
 using Sums = IntVec;
-using Sum = int32_t;
 PYRUNTIME_INLINE void add(Sums& sums, WordVec w, uint32_t x) {
-  sums = reinterpret_cast<Sums>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(w),
-                                                    _mm512_set1_epi32(static_cast<int32_t>(x))));
+  sums = reinterpret_cast<Sums>(_mm512_dpbusd_epi32(
+      reinterpret_cast<__m512i>(sums), _mm512_set1_epi32(static_cast<int32_t>(x)), reinterpret_cast<__m512i>(w)));
 }
 #else
 // In float32, where whole numbers up to 2^24 are exact; a group's stay below 2^23.
 using Sums = Vec;
-using Sum = float;
 PYRUNTIME_INLINE void add(Sums& sums, WordVec w, uint32_t x) {
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
-    const IntVec bytes = reinterpret_cast<IntVec>((w >> (8 * j)) & 0xffu);
-    sums += __builtin_convertvector(bytes, Vec) * static_cast<float>(static_cast<int8_t>(x >> (8 * j)));
+    const IntVec bytes = reinterpret_cast<IntVec>(w << (24 - 8 * j)) >> 24;
+    sums += __builtin_convertvector(bytes, Vec) * static_cast<float>(static_cast<uint8_t>(x >> (8 * j)));
   }
 }
 #endif
 PYRUNTIME_INLINE Vec to_floats(IntVec sums) { return __builtin_convertvector(sums, Vec); }
 PYRUNTIME_INLINE Vec to_floats(Vec sums) { return sums; }
 
-int64_t panel_bytes(const Int8Args& a) { return (a.words + 1) * 64; }
+int64_t panel_bytes(const Int8Args& a) { return (a.words + a.groups) * 64; }
 
-// The products of R rows from `row` on and the panels `w`, without the scales of columns, to out[r * P + p]. `ahead`:
+// The products of R rows from `row` on and the panels `w`, to out[r * P + p]. `ahead`:
 // how far behind each word something is to be read into the cache that will be wanted next.
 template <int R, int P>
 __attribute__((noinline)) void multiply(const Int8Args& a, int64_t row, const uint8_t* const* w, int64_t ahead,
                                         Vec* out) {
   Vec totals[R * P] = {};
   for (int64_t group = 0; group < a.groups; ++group) {
-    const int64_t first = group * kWords, end = first + kWords < a.words ? first + kWords : a.words;
-    Sums sums[R * P];
-#pragma GCC unroll 12
-    for (int i = 0; i < R * P; ++i) sums[i] = Sums{} + static_cast<Sum>(a.offsets[(row + i / P) * a.groups + group]);
-    const int8_t* x = a.q + row * a.q_row;
-    for (int64_t word = first; word < end; ++word) {
+    const int64_t count = a.words - group * kWords < kWords ? a.words - group * kWords : kWords;
+    const int64_t at = group * (kWords + 1) * 64;
+    Sums sums[R * P] = {};
+    const uint8_t* x = a.q + row * a.q_row + group * kInt8Group;
+    for (int64_t word = 0; word < count; ++word) {
       WordVec columns[P];
 #pragma GCC unroll 3
       for (int p = 0; p < P; ++p) {
-        columns[p] = load_as<WordVec>(w[p] + word * 64);
-        if (ahead != 0) __builtin_prefetch(w[p] + word * 64 + ahead, 0, 2);
+        columns[p] = load_as<WordVec>(w[p] + at + word * 64);
+        if (ahead != 0) __builtin_prefetch(w[p] + at + word * 64 + ahead, 0, 2);
       }
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
@@ -68,11 +65,20 @@ __attribute__((noinline)) void multiply(const Int8Args& a, int64_t row, const ui
         for (int p = 0; p < P; ++p) add(sums[r * P + p], columns[p], bits);
       }
     }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      const float scale = a.row_scales[(row + r) * a.groups + group];
 #pragma GCC unroll 3
-      for (int p = 0; p < P; ++p) totals[r * P + p] = to_floats(sums[r * P + p]) * scale + totals[r * P + p];
+    for (int p = 0; p < P; ++p) {
+      const uint8_t* last = w[p] + at + count * 64;
+      const WordVec both = load_as<WordVec>(last);
+      const Vec scales = reinterpret_cast<Vec>(both & 0xffff0000u);
+      const Vec column_sums = to_floats(reinterpret_cast<IntVec>(both << 16) >> 16);
+      if (ahead != 0) __builtin_prefetch(last + ahead, 0, 2);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const int64_t own = (row + r) * a.groups + group;
+        // Whole numbers below 2^24, exact too.
+        const Vec whole = to_floats(sums[r * P + p]) - column_sums * a.zeros[own];
+        totals[r * P + p] += whole * (scales * a.row_scales[own]);
+      }
     }
   }
   memcpy(out, totals, sizeof(totals));
@@ -80,19 +86,17 @@ __attribute__((noinline)) void multiply(const Int8Args& a, int64_t row, const ui
 
 // What R rows of a tile come to, from their products.
 template <class T, int R, int P, bool Gated, Activation A>
-PYRUNTIME_INLINE void finish(const Int8Args& a, int64_t row, int64_t panel, const uint8_t* const* w,
-                             const Vec* products) {
+PYRUNTIME_INLINE void finish(const Int8Args& a, int64_t row, int64_t panel, const Vec* products) {
   using Element = typename T::Element;
   Element* out = static_cast<Element*>(a.out) + row * a.out_row;
 #pragma GCC unroll 3
   for (int p = 0; p < (Gated ? 1 : P); ++p) {
     const int64_t column = (panel + p) * 16, wide = a.columns - column < 16 ? a.columns - column : 16;
-    const Vec scales = load_as<Vec>(w[p] + a.words * 64);
     const Vec bias = a.bias == nullptr ? Vec{} : load_first<Vec>(a.bias + column, wide, sizeof(float));
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      Vec y = activate<A>(products[r * P + p] * scales + bias);
-      if constexpr (Gated) y *= products[r * P + 1] * load_as<Vec>(w[1] + a.words * 64);
+      Vec y = activate<A>(products[r * P + p] + bias);
+      if constexpr (Gated) y *= products[r * P + 1];
       store_narrow<T>(out + r * a.out_row + column, y, wide);
     }
   }
@@ -110,7 +114,7 @@ void run_panels(const Int8Args& a, int64_t panel, int64_t end) {
   const auto take = [&]<int R>(std::integral_constant<int, R>) {
     Vec products[R * P];
     multiply<R, P>(a, row, w, ahead, products);
-    finish<T, R, P, Gated, A>(a, row, panel, w, products);
+    finish<T, R, P, Gated, A>(a, row, panel, products);
     row += R, ahead = 0;  // reading ahead once is enough
   };
   while (a.row_end - row >= kMost) take(std::integral_constant<int, kMost>{});
@@ -139,11 +143,11 @@ void run_as(const Int8Args& a, int64_t begin, int64_t end) {
 }
 
 // The lowest byte of each lane.
-PYRUNTIME_INLINE void store_low_bytes(int8_t* p, IntVec v) {
+PYRUNTIME_INLINE void store_low_bytes(uint8_t* p, IntVec v) {
 #if defined(__AVX512F__)
   _mm512_mask_cvtepi32_storeu_epi8(p, 0xffff, reinterpret_cast<__m512i>(v));
 #else
-  typedef int8_t Bytes __attribute__((vector_size(16)));
+  typedef uint8_t Bytes __attribute__((vector_size(16)));
   const Bytes bytes = __builtin_convertvector(v, Bytes);
   memcpy(p, &bytes, sizeof(bytes));
 #endif
@@ -156,58 +160,65 @@ PYRUNTIME_INLINE Vec load_x(const typename T::Element* p, int64_t count) {
   return widen(load_first<Part>(p, count, sizeof(typename T::Element)), T{});
 }
 
-// The bits of magnitudes are ordered as the magnitudes are, infinity and NaN above all of them.
-constexpr int32_t kInfinity = 0x7f800000;
-PYRUNTIME_INLINE IntVec magnitude_bits(Vec x) { return reinterpret_cast<IntVec>(x) & 0x7fffffff; }
-PYRUNTIME_INLINE IntVec larger_of(IntVec a, IntVec b) { return a > b ? a : b; }
-PYRUNTIME_INLINE int32_t largest_of(IntVec v) {
-  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-#pragma GCC unroll 4
-  for (int32_t distance = 8; distance > 0; distance /= 2) v = larger_of(v, __builtin_shuffle(v, lane ^ distance));
-  return v[0];
+// The largest lane of a in the lower half, that of b in the upper one.
+PYRUNTIME_INLINE Vec largest_of_both(Vec a, Vec b) {
+  const IntVec lower = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+  Vec v = maximum(__builtin_shuffle(a, b, lower), __builtin_shuffle(a, b, lower + 8));
+#pragma GCC unroll 3
+  for (int32_t distance = 4; distance > 0; distance /= 2) v = maximum(v, exchange(v, distance));
+  return v;
 }
-PYRUNTIME_INLINE int32_t total_of(WordVec v) {
-  const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-#pragma GCC unroll 4
-  for (int32_t distance = 8; distance > 0; distance /= 2) v += __builtin_shuffle(v, lane ^ distance);
-  return static_cast<int32_t>(v[0]);
+PYRUNTIME_INLINE bool any_of(IntVec v) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(v), reinterpret_cast<__m512i>(v)) != 0;
+#else
+  int32_t any = 0;
+  for (int64_t i = 0; i < kLanes; ++i) any |= v[i];
+  return any != 0;
+#endif
 }
 
-// `count` <= kInt8Group elements of x as int8 of one scale, zeros after them. A group with NaN or infinity has the
-// scale NaN, and with it the whole row.
+PYRUNTIME_INLINE void quantize_nothing(uint8_t* q, float& scale, float& zero, float own_scale) {
+  memset(q, 0, kInt8Group);
+  scale = own_scale, zero = 0.0f;
+}
+
+// `count` <= kInt8Group elements of x as whole numbers from 0 to 255 of one scale, 0 a whole number among them, so that
+// values all on one side, or an outlier there, leave no half of the numbers unused. A group with NaN or infinity has
+// the scale NaN, and with it the whole row.
 template <class T, bool Whole>
-PYRUNTIME_INLINE void quantize_group(const typename T::Element* x, int64_t count, int8_t* q, float& scale,
-                                     int32_t& offset) {
+PYRUNTIME_INLINE void quantize_group(const typename T::Element* x, int64_t count, uint8_t* q, float& scale,
+                                     float& zero) {
   constexpr int kVectors = kInt8Group / kLanes;
-  Vec values[kVectors];
-  IntVec largest{};
+  Vec values[kVectors], most{}, least{};
 #pragma GCC unroll 8
   for (int i = 0; i < kVectors; ++i) {
     const int64_t left = Whole ? kLanes : count - i * kLanes;
     values[i] = left > 0 ? load_x<T>(x + i * kLanes, left) : Vec{};
-    largest = larger_of(magnitude_bits(values[i]), largest);
+    most = maximum(values[i], most), least = minimum(values[i], least);
   }
-  const int32_t top_bits = largest_of(largest);
-  float top;
-  memcpy(&top, &top_bits, sizeof(top));
-  // Below, 127 / top would overflow: such a group counts as zeros.
-  if (!(top_bits < kInfinity && top > 1e-30f)) {
-    memset(q, 0, kInt8Group);
-    scale = top - top, offset = 0;
-    return;
-  }
-  const float inverse = 127.0f / top;
-  scale = top / 127.0f;
+  const Vec ends = largest_of_both(most, -least);
+  const float low = -ends[8];
+  // In halves, which do not overflow.
+  const float half = ends[0] * 0.5f + ends[8] * 0.5f;
+  // Below, 127 / half would overflow: such a group counts as zeros.
+  if (half <= 1e-30f) return quantize_nothing(q, scale, zero, 0.0f);
+  // Two roundings meet in a number: the largest is 254 and at most one more.
+  const float inverse = 127.0f / half;
+  scale = half / 127.0f;
   // 1.5 * 2^23: adding it rounds to a whole number, which then stands in the lowest bits.
   constexpr float kRound = 12582912.0f;
-  WordVec total = WordVec{} - kVectors * 0x4b400000u;
+  const float shifted = kRound - low * inverse;
+  zero = shifted - kRound;
+  IntVec bits{};
 #pragma GCC unroll 8
   for (int i = 0; i < kVectors; ++i) {
-    const IntVec whole = reinterpret_cast<IntVec>(values[i] * inverse + kRound);
-    total += reinterpret_cast<WordVec>(whole);
+    const IntVec whole = reinterpret_cast<IntVec>(values[i] * inverse + shifted);
+    bits |= whole;
     store_low_bytes(q + i * kLanes, whole);
   }
-  offset = -128 * total_of(total);
+  // Numbers near kRound have none of these bits of an exponent, NaN has them all; NaN is neither most nor least.
+  if (any_of(bits & 0x34000000)) quantize_nothing(q, scale, zero, __builtin_nanf(""));
 }
 
 template <class T>
@@ -216,11 +227,11 @@ void quantize_as(const QuantizeArgs& a, int64_t begin, int64_t end) {
     const auto* x = static_cast<const typename T::Element*>(a.x) + row * a.x_row;
     for (int64_t group = 0; group < a.groups; ++group) {
       const int64_t first = group * kInt8Group, left = a.depth - first, at = row * a.groups + group;
-      int8_t* q = a.q + row * a.q_row + first;
+      uint8_t* q = a.q + row * a.q_row + first;
       if (left >= kInt8Group) {
-        quantize_group<T, true>(x + first, kInt8Group, q, a.row_scales[at], a.offsets[at]);
+        quantize_group<T, true>(x + first, kInt8Group, q, a.row_scales[at], a.zeros[at]);
       } else {
-        quantize_group<T, false>(x + first, left, q, a.row_scales[at], a.offsets[at]);
+        quantize_group<T, false>(x + first, left, q, a.row_scales[at], a.zeros[at]);
       }
     }
   }
