@@ -26,6 +26,8 @@ class Kept {
   int64_t size_ = 0;
 };
 
+inline int64_t groups_of(int64_t depth) { return (depth + kInt8Group - 1) / kInt8Group; }
+
 struct Rows {
   void* data;
   int64_t width;  // elements from one row to the next
@@ -37,7 +39,7 @@ struct Matrix {
       : weights(w.const_data_ptr()), columns(w.size(0) * 16), depth(in), is_int8(w.scalar_type() == ScalarType::Byte) {
     check_cpu(w, name);
     if (is_int8) {
-      check_array(w, name, ScalarType::Byte, {-1, 64 * ((depth + 3) / 4 + 1)});
+      check_array(w, name, ScalarType::Byte, {-1, 64 * ((depth + 3) / 4 + groups_of(depth))});
     } else {
       const int64_t per = 4 / static_cast<int64_t>(x.element_size());
       check_same_dtype(w, name, x, "x");
@@ -86,19 +88,18 @@ struct Layer {
 
   // Floats that `count` elements take, whole cache lines.
   int64_t floats(int64_t count) const { return (count * size + 63) / 64 * 16; }
-  // Floats of rows as int8 with their scales and offsets.
+  // Floats of rows as int8 with their scales and zeros.
   int64_t quantized_floats(int64_t rows, int64_t depth) const {
-    return is_int8() ? rows * groups(depth) * (kInt8Group / 4 + 2) : 0;
+    return is_int8() ? rows * groups_of(depth) * (kInt8Group / 4 + 2) : 0;
   }
-  static int64_t groups(int64_t depth) { return (depth + kInt8Group - 1) / kInt8Group; }
 
   QuantizeArgs quantized(const Rows& x, int64_t rows, int64_t depth, float* memory) const {
     QuantizeArgs q{};
-    const int64_t count = rows * groups(depth);
-    q.x = x.data, q.dtype = dtype, q.rows = rows, q.depth = depth, q.x_row = x.width, q.groups = groups(depth);
-    q.q = reinterpret_cast<int8_t*>(memory), q.q_row = q.groups * kInt8Group;
+    const int64_t count = rows * groups_of(depth);
+    q.x = x.data, q.dtype = dtype, q.rows = rows, q.depth = depth, q.x_row = x.width, q.groups = groups_of(depth);
+    q.q = reinterpret_cast<uint8_t*>(memory), q.q_row = q.groups * kInt8Group;
     q.row_scales = memory + count * (kInt8Group / 4);
-    q.offsets = reinterpret_cast<int32_t*>(q.row_scales + count);
+    q.zeros = q.row_scales + count;
     return q;
   }
 
@@ -111,7 +112,7 @@ struct Layer {
                 int64_t last, int64_t begin, int64_t end) const {
     if (m.is_int8) {
       Int8Args a{};
-      a.q = q.q, a.row_scales = q.row_scales, a.offsets = q.offsets, a.q_row = q.q_row, a.groups = q.groups;
+      a.q = q.q, a.row_scales = q.row_scales, a.zeros = q.zeros, a.q_row = q.q_row, a.groups = q.groups;
       a.w = static_cast<const uint8_t*>(m.weights), a.bias = m.bias, a.out = to.data, a.dtype = dtype;
       a.activation = act, a.columns = m.columns, a.words = (m.depth + 3) / 4;
       a.row_begin = first, a.row_end = last, a.out_row = to.width;

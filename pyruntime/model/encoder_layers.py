@@ -74,10 +74,13 @@ def _batch() -> ForwardBatch:
 
 
 def _fuse_layer(layer: Any, parts: _Parts, args: Any, kwargs: Any, output: Any, context: AttentionContext) -> bool:
-    options = next((context.options[each] for each in layer.modules() if each in (context.options or {})), None)
+    known = context.options or {}
+    options = next((known[each] for each in layer.modules() if each in known), None)
     hidden = args[0] if args else kwargs.get("hidden_states")
-    ordered = _ordered(parts.linears, hidden, options) if options is not None else None
-    if ordered is None or not isinstance(output, torch.Tensor):
+    if options is None or not isinstance(output, torch.Tensor):
+        return False
+    ordered = _ordered(parts.linears, hidden, options)
+    if ordered is None:
         return False
     for norms in (parts.norms, parts.norms[::-1]):
         own = _Fused(ordered, norms, parts.activation, options)
