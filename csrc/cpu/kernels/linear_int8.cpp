@@ -160,12 +160,29 @@ PYRUNTIME_INLINE Vec load_x(const typename T::Element* p, int64_t count) {
   return widen(load_first<Part>(p, count, sizeof(typename T::Element)), T{});
 }
 
+// In one instruction what compilers make a comparison and a blend of, since NaN must not change places: b where there
+// is one.
+PYRUNTIME_INLINE Vec larger(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vec>(_mm512_maskz_max_ps(0xffff, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#else
+  return a > b ? a : b;
+#endif
+}
+PYRUNTIME_INLINE Vec smaller(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vec>(_mm512_maskz_min_ps(0xffff, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#else
+  return a < b ? a : b;
+#endif
+}
+
 // The largest lane of a in the lower half, that of b in the upper one.
 PYRUNTIME_INLINE Vec largest_of_both(Vec a, Vec b) {
   const IntVec lower = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
-  Vec v = maximum(__builtin_shuffle(a, b, lower), __builtin_shuffle(a, b, lower + 8));
+  Vec v = larger(__builtin_shuffle(a, b, lower), __builtin_shuffle(a, b, lower + 8));
 #pragma GCC unroll 3
-  for (int32_t distance = 4; distance > 0; distance /= 2) v = maximum(v, exchange(v, distance));
+  for (int32_t distance = 4; distance > 0; distance /= 2) v = larger(v, exchange(v, distance));
   return v;
 }
 PYRUNTIME_INLINE bool any_of(IntVec v) {
@@ -195,7 +212,7 @@ PYRUNTIME_INLINE void quantize_group(const typename T::Element* x, int64_t count
   for (int i = 0; i < kVectors; ++i) {
     const int64_t left = Whole ? kLanes : count - i * kLanes;
     values[i] = left > 0 ? load_x<T>(x + i * kLanes, left) : Vec{};
-    most = maximum(values[i], most), least = minimum(values[i], least);
+    most = larger(values[i], most), least = smaller(values[i], least);
   }
   const Vec ends = largest_of_both(most, -least);
   const float low = -ends[8];

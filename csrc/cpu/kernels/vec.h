@@ -136,7 +136,6 @@ PYRUNTIME_INLINE Vec multiply_add(HalfWords a, HalfWords b, Vec c, BFloat16) {
 #endif
 
 PYRUNTIME_INLINE Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
-PYRUNTIME_INLINE Vec minimum(Vec a, Vec b) { return a < b ? a : b; }
 
 // Lane sums of a and b, halved in width: out[2i], out[2i+1] = two lanes of a added, two lanes of b added.
 PYRUNTIME_INLINE Vec fold_quarters(Vec a, Vec b) {
