@@ -138,8 +138,8 @@ class StepLoop:
         self._run_commands()
         self._end_late_jobs()
         has_run = self._step()
+        self._publish_load()  # first, so that whoever has an answer finds its blocks returned
         self._outbox.send()
-        self._publish_load()
         seconds = self._deadlines.seconds_left(time.monotonic())
         if self._scheduler.has_work:
             pause = 0.0 if has_run else LOOK_AGAIN_S

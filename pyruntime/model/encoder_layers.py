@@ -7,6 +7,7 @@ linears then lie in panels, as those of a decoder's fused layer do.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,13 +83,17 @@ def _fuse_layer(layer: Any, parts: _Parts, args: Any, kwargs: Any, output: Any, 
     ordered = _ordered(parts.linears, hidden, options)
     if ordered is None:
         return False
-    for norms in (parts.norms, parts.norms[::-1]):
-        own = _Fused(ordered, norms, parts.activation, options)
-        if own.fits and _agree(layer, own, hidden, args[1:], kwargs, context.batch):
-            own.lay_out()
-            _put(layer, own)
-            return True
-    return False
+    # The better order of the norms, not the first that is near: rounded rows cannot tell alike norms apart by a bound.
+    orders = parts.norms, parts.norms[::-1]
+    able = [own for norms in orders if (own := _Fused(ordered, norms, parts.activation, options)).fits]
+    far = [_distance(layer, own, hidden, args[1:], kwargs, context.batch) for own in able]
+    bound = AGREE_INT8 if ordered[0].matrix.dtype is torch.uint8 else AGREE_LAYER[hidden.dtype]
+    if not far or min(far) > bound:
+        return False
+    best = able[far.index(min(far))]
+    best.lay_out()
+    _put(layer, best)
+    return True
 
 
 def _ordered(linears: list[Any], hidden: torch.Tensor, options: dict[str, Any]) -> list[Any] | None:
@@ -136,17 +141,17 @@ class _Fused:
                 put_panels(linear, panels)
 
 
-def _agree(layer: Any, own: _Fused, hidden: torch.Tensor, others: Any, kwargs: Any, batch: ForwardBatch) -> bool:
+def _distance(layer: Any, own: _Fused, hidden: torch.Tensor, others: Any, kwargs: Any, batch: ForwardBatch) -> float:
+    """The largest ``difference`` from the layer over all rows that are tried; infinite where the op takes none."""
     random = torch.Generator().manual_seed(0)
     tried = [(torch.randn(hidden.shape, generator=random) * scale).to(hidden.dtype) for scale in SCALES]
     named = {name: value for name, value in kwargs.items() if name != "hidden_states"}
-    bound = AGREE_INT8 if own.is_int8 else AGREE_LAYER[hidden.dtype]
     try:
         with attending(AttentionContext(batch, causal=False)):
             pairs = [(own(rows, batch.query_starts), layer(rows, *others, **named)) for rows in (hidden, *tried)]
     except RuntimeError:  # shapes that the op does not know
-        return False
-    return all(difference(*pair) <= bound for pair in pairs)
+        return math.inf
+    return max(difference(*pair) for pair in pairs)
 
 
 def _put(layer: Any, own: _Fused) -> None:

@@ -187,8 +187,8 @@ async def test_a_text_that_becomes_too_costly_to_follow_fails_alone(stub, monkey
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error.details().startswith("constraint.grammar: ")
     assert "too costly to follow" in error.details() or "cannot be followed" in error.details()
-    assert set(spent) == {"engine", "follow"}
-    assert spent["follow"] > 4 * spent["engine"]
+    assert set(spent) == {"device", "follow"}
+    assert spent["follow"] > 4 * spent["device"]
 
 
 class Flaky:

@@ -133,7 +133,9 @@ async def test_printed_examples_work_when_pasted(stack: Stack):
         program, plain, data, body, address, method = shlex.split(line)
         assert (program, plain, data, address) == ("grpcurl", "-plaintext", "-d", stack.address)
         body = (
-            body.replace('" yes"', '"y"').replace('" no"', '"n"').replace('"max_new_tokens": 24', '"max_new_tokens": 9')
+            body.replace('" red"', '"r"')
+            .replace('" blue"', '"b"')
+            .replace('"max_new_tokens": 24', '"max_new_tokens": 9')
         )
         answers.append(await curl(stack, method, body))
     models_answer, chunks, embedding, scores = answers
