@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy
 import tokenizers
 import torch
-from common import Job
+from common import Job, Task, fastest, load_job, serve
 from transformers import AutoModel, AutoModelForSequenceClassification
+from workload import SHORT_TEXT
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 MAX_TOKENS = 256
@@ -85,3 +87,28 @@ def in_order(parts: list[tuple[list[int], numpy.ndarray]]) -> list:
     for places, answers in parts:
         rows.update(zip(places, answers.tolist(), strict=True))
     return [rows[place] for place in sorted(rows)]
+
+
+def serve_graphs(engine: str, version: str, make: Callable[[str, Job], Any], way: str, choices: list[Any]) -> None:
+    """Embed and Rerank by what ``make`` gives for a task: ``run(texts, choice)`` in parts and ``one(text)``.
+
+    A choice is a pair, the engine's own ``way`` of working and the texts a batch; the fastest is found first.
+    """
+    job = load_job()
+    work = job.work
+    tasks, settings = {}, {}
+    if "embed" in job.tasks or "embed_one" in job.tasks:
+        embedder = make("embed", job)
+        embed_choice = fastest(choices, lambda choice: embedder.run(work.embed_texts, choice))
+        settings[f"embed {way} and batch"] = embed_choice
+        tasks["embed"] = Task(lambda _: embedder.run(work.embed_texts, embed_choice), in_order)
+        tasks["embed_one"] = Task(lambda _: embedder.one(SHORT_TEXT), lambda vectors: vectors.tolist())
+    if "rerank" in job.tasks:
+        ranker = make("rerank", job)
+        pairs = [(work.rerank_query, document) for document in work.rerank_documents]
+        rerank_choice = fastest(choices, lambda choice: ranker.run(pairs, choice))
+        settings[f"rerank {way} and batch"] = rerank_choice
+        tasks["rerank"] = Task(
+            lambda _: ranker.run(pairs, rerank_choice), lambda parts: [row[0] for row in in_order(parts)]
+        )
+    serve(engine, version, job, tasks, settings)

@@ -13,11 +13,10 @@ from pathlib import Path
 import onnx
 import onnxruntime
 import torch
-from common import CORES, Job, Task, fastest, load_job, serve
-from exported import EXAMPLE, NAMES, Texts, in_order, module_for
+from common import CORES, Job
+from exported import EXAMPLE, NAMES, Texts, module_for, serve_graphs
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.transformers import optimizer
-from workload import SHORT_TEXT
 
 CHOICES = [(at_once, size) for at_once in (CORES, 1) for size in (4, 8, 16)]
 
@@ -69,20 +68,4 @@ def _session(path: Path, threads: int) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-job = load_job()
-work = job.work
-tasks, settings = {}, {}
-if "embed" in job.tasks or "embed_one" in job.tasks:
-    embedder = Graph("embed", job)
-    settings["embed at once and batch"] = embed_choice = fastest(CHOICES, lambda c: embedder.run(work.embed_texts, c))
-    tasks["embed"] = Task(lambda _: embedder.run(work.embed_texts, embed_choice), in_order)
-    tasks["embed_one"] = Task(lambda _: embedder.one(SHORT_TEXT), lambda vectors: vectors.tolist())
-if "rerank" in job.tasks:
-    ranker = Graph("rerank", job)
-    pairs = [(work.rerank_query, document) for document in work.rerank_documents]
-    settings["rerank at once and batch"] = rerank_choice = fastest(CHOICES, lambda c: ranker.run(pairs, c))
-    tasks["rerank"] = Task(
-        lambda _: ranker.run(pairs, rerank_choice), lambda parts: [row[0] for row in in_order(parts)]
-    )
-
-serve("onnxruntime", onnxruntime.__version__, job, tasks, settings)
+serve_graphs("onnxruntime", onnxruntime.__version__, Graph, "at once", CHOICES)

@@ -8,9 +8,8 @@ fastest of 4 to 16, and of the two ways, is found at the start.
 from __future__ import annotations
 
 import openvino
-from common import Job, Task, fastest, load_job, serve
-from exported import EXAMPLE, NAMES, Texts, in_order, module_for
-from workload import SHORT_TEXT
+from common import Job
+from exported import EXAMPLE, NAMES, Texts, module_for, serve_graphs
 
 CHOICES = [(mode, size) for mode in ("THROUGHPUT", "LATENCY") for size in (4, 8, 16)]
 PRECISION = {"bfloat16": "bf16", "float32": "f32"}
@@ -44,20 +43,4 @@ class Graph:
         return self._request.infer([feed[name] for name in NAMES], share_inputs=True)[0].copy()
 
 
-job = load_job()
-work = job.work
-tasks, settings = {}, {}
-if "embed" in job.tasks or "embed_one" in job.tasks:
-    embedder = Graph("embed", job)
-    settings["embed mode and batch"] = embed_choice = fastest(CHOICES, lambda c: embedder.run(work.embed_texts, c))
-    tasks["embed"] = Task(lambda _: embedder.run(work.embed_texts, embed_choice), in_order)
-    tasks["embed_one"] = Task(lambda _: embedder.one(SHORT_TEXT), lambda vectors: vectors.tolist())
-if "rerank" in job.tasks:
-    ranker = Graph("rerank", job)
-    pairs = [(work.rerank_query, document) for document in work.rerank_documents]
-    settings["rerank mode and batch"] = rerank_choice = fastest(CHOICES, lambda c: ranker.run(pairs, c))
-    tasks["rerank"] = Task(
-        lambda _: ranker.run(pairs, rerank_choice), lambda parts: [row[0] for row in in_order(parts)]
-    )
-
-serve("openvino", openvino.__version__, job, tasks, settings)
+serve_graphs("openvino", openvino.__version__, Graph, "mode", CHOICES)
