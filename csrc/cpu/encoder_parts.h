@@ -7,6 +7,7 @@
 
 #include "../checks.h"
 #include "dispatch.h"
+#include "int8_rows.h"
 
 namespace pyruntime::encoder {
 
@@ -26,8 +27,6 @@ class Kept {
   int64_t size_ = 0;
 };
 
-inline int64_t groups_of(int64_t depth) { return (depth + kInt8Group - 1) / kInt8Group; }
-
 struct Rows {
   void* data;
   int64_t width;  // elements from one row to the next
@@ -39,7 +38,7 @@ struct Matrix {
       : weights(w.const_data_ptr()), columns(w.size(0) * 16), depth(in), is_int8(w.scalar_type() == ScalarType::Byte) {
     check_cpu(w, name);
     if (is_int8) {
-      check_array(w, name, ScalarType::Byte, {-1, 64 * ((depth + 3) / 4 + groups_of(depth))});
+      check_array(w, name, ScalarType::Byte, {-1, int8_panel(depth)});
     } else {
       const int64_t per = 4 / static_cast<int64_t>(x.element_size());
       check_same_dtype(w, name, x, "x");
@@ -89,18 +88,10 @@ struct Layer {
   // Floats that `count` elements take, whole cache lines.
   int64_t floats(int64_t count) const { return (count * size + 63) / 64 * 16; }
   // Floats of rows as int8 with their scales and zeros.
-  int64_t quantized_floats(int64_t rows, int64_t depth) const {
-    return is_int8() ? rows * groups_of(depth) * (kInt8Group / 4 + 2) : 0;
-  }
+  int64_t quantized_floats(int64_t rows, int64_t depth) const { return is_int8() ? int8_floats(rows, depth) : 0; }
 
   QuantizeArgs quantized(const Rows& x, int64_t rows, int64_t depth, float* memory) const {
-    QuantizeArgs q{};
-    const int64_t count = rows * groups_of(depth);
-    q.x = x.data, q.dtype = dtype, q.rows = rows, q.depth = depth, q.x_row = x.width, q.groups = groups_of(depth);
-    q.q = reinterpret_cast<uint8_t*>(memory), q.q_row = q.groups * kInt8Group;
-    q.row_scales = memory + count * (kInt8Group / 4);
-    q.zeros = q.row_scales + count;
-    return q;
+    return int8_rows(x.data, dtype, rows, depth, x.width, memory);
   }
 
   char* at(const Rows& x, int64_t row, int64_t column = 0) const {
@@ -111,11 +102,9 @@ struct Layer {
   void multiply(const Matrix& m, const Rows& x, const QuantizeArgs& q, const Rows& to, Activation act, int64_t first,
                 int64_t last, int64_t begin, int64_t end) const {
     if (m.is_int8) {
-      Int8Args a{};
-      a.q = q.q, a.row_scales = q.row_scales, a.zeros = q.zeros, a.q_row = q.q_row, a.groups = q.groups;
-      a.w = static_cast<const uint8_t*>(m.weights), a.bias = m.bias, a.out = to.data, a.dtype = dtype;
-      a.activation = act, a.columns = m.columns, a.words = (m.depth + 3) / 4;
-      a.row_begin = first, a.row_end = last, a.out_row = to.width;
+      Int8Args a = int8_linear(q);
+      a.w = static_cast<const uint8_t*>(m.weights), a.bias = m.bias, a.out = to.data, a.out_row = to.width;
+      a.activation = act, a.columns = m.columns, a.row_begin = first, a.row_end = last;
       return kernels().linear_int8(a, begin / 16, end / 16);
     }
     PanelArgs p{};

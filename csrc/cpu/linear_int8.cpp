@@ -8,27 +8,38 @@
 namespace pyruntime {
 namespace {
 
-int64_t groups_of(const Tensor& x) {
+// Memory for rows that have been checked.
+int64_t floats_of(const Tensor& x) {
   check_floating(x, "x");
   check_shape(x, "x", {-1, -1});
   check_dense_rows(x, "x");
   require(x.size(1) >= 1, "x: rows must be at least one wide, got ", describe(x));
-  return (x.size(1) + kInt8Group - 1) / kInt8Group;
+  return int8_floats(x.size(0), x.size(1));
 }
 
-// Of each group: its int8, its scale and its zero.
-constexpr int64_t kGroupFloats = kInt8Group / 4 + 2;
+// Rows are cut so that a thread's stay in its cache, panels in runs that lie in one piece: several a thread, to even
+// them out, and whole triples, which are multiplied together.
+void launch(const Int8Args& a) {
+  constexpr int64_t kMostRows = 512;
+  const int64_t panels = (a.columns + 15) / 16, rows = a.row_end;
+  if (rows == 0 || panels == 0) return;
+  const int64_t blocks = (rows + kMostRows - 1) / kMostRows;
+  const int64_t wanted = 8 * static_cast<int64_t>(torch::stable::get_num_threads());
+  const int64_t run = std::clamp<int64_t>(panels * blocks / wanted / 3, 1, 21) * 3, runs = (panels + run - 1) / run;
+  for_each_neighbour(blocks * runs, [&](int64_t i) {
+    Int8Args own = a;
+    const int64_t block = i / runs, begin = i % runs * run;
+    own.row_begin = rows * block / blocks, own.row_end = rows * (block + 1) / blocks;
+    kernels().linear_int8(own, begin, std::min(panels, begin + run));
+  });
+}
 
 }  // namespace
 
-Int8Rows::Int8Rows(const Tensor& x) : dtype_(x.scalar_type()), memory_(x.size(0) * groups_of(x) * kGroupFloats) {
-  QuantizeArgs& a = rows_;
-  a.x = x.const_data_ptr(), a.dtype = check_floating(x, "x");
-  a.rows = x.size(0), a.depth = x.size(1), a.x_row = x.stride(0), a.groups = groups_of(x);
-  const int64_t count = a.rows * a.groups;
-  a.q = reinterpret_cast<uint8_t*>(memory_.get()), a.q_row = a.groups * kInt8Group;
-  a.row_scales = memory_.get() + count * (kInt8Group / 4);
-  a.zeros = a.row_scales + count;
+Int8Rows::Int8Rows(const Tensor& x) : dtype_(x.scalar_type()), memory_(floats_of(x)) {
+  const DType dtype = check_floating(x, "x");
+  rows_ = int8_rows(x.const_data_ptr(), dtype, x.size(0), x.size(1), x.stride(0), memory_.get());
+  const QuantizeArgs& a = rows_;
   // On one thread where there is little to do: waking the others costs more than this.
   constexpr int64_t kAlone = 16384;
   if (a.rows * a.depth <= kAlone) {
@@ -43,13 +54,13 @@ Int8Rows::Int8Rows(const Tensor& x) : dtype_(x.scalar_type()), memory_(x.size(0)
 
 const uint8_t* Int8Rows::check_matrix(const Tensor& w, const char* name, int64_t columns) const {
   require(columns >= 0, "columns: must be at least 0, got ", columns);
-  check_array(w, name, ScalarType::Byte, {(columns + 15) / 16, 64 * ((rows_.depth + 3) / 4 + rows_.groups)});
+  check_array(w, name, ScalarType::Byte, {(columns + 15) / 16, int8_panel(rows_.depth)});
   return w.const_data_ptr<uint8_t>();
 }
 
 Tensor Int8Rows::multiply(const Tensor& w, int64_t columns, const std::optional<Tensor>& bias,
                           const std::optional<Tensor>& up, int64_t activation) const {
-  Int8Args a{};
+  Int8Args a = int8_linear(rows_);
   a.w = check_matrix(w, "w", columns), a.columns = columns;
   if (up.has_value()) a.up = check_matrix(*up, "up", columns);
   require(!up.has_value() || !bias.has_value(), "bias: not with up");
@@ -67,32 +78,12 @@ void Int8Rows::multiply_into(const Tensor& w, const std::optional<Tensor>& bias,
   check_cpu(out, "out");
   check_shape(out, "out", {rows_.rows, -1});
   check_dense_rows(out, "out");
-  Int8Args a{};
+  Int8Args a = int8_linear(rows_);
   a.columns = out.size(1), a.w = check_matrix(w, "w", a.columns);
   const std::optional<Tensor> kept = float_bias(bias, a.columns);
   if (kept.has_value()) a.bias = kept->const_data_ptr<float>();
   a.out = out.mutable_data_ptr(), a.out_row = out.stride(0);
   launch(a);
-}
-
-// Rows are cut so that a thread's stay in its cache, panels in runs that lie in one piece: several a thread, to even
-// them out, and whole triples, which are multiplied together.
-void Int8Rows::launch(Int8Args& a) const {
-  constexpr int64_t kMostRows = 512;
-  const QuantizeArgs& rows = rows_;
-  a.q = rows.q, a.row_scales = rows.row_scales, a.zeros = rows.zeros, a.dtype = rows.dtype;
-  a.q_row = rows.q_row, a.groups = rows.groups, a.words = (rows.depth + 3) / 4;
-  const int64_t panels = (a.columns + 15) / 16;
-  if (rows.rows == 0 || panels == 0) return;
-  const int64_t blocks = (rows.rows + kMostRows - 1) / kMostRows;
-  const int64_t wanted = 8 * static_cast<int64_t>(torch::stable::get_num_threads());
-  const int64_t run = std::clamp<int64_t>(panels * blocks / wanted / 3, 1, 21) * 3, runs = (panels + run - 1) / run;
-  for_each_neighbour(blocks * runs, [&](int64_t i) {
-    Int8Args own = a;
-    const int64_t block = i / runs, begin = i % runs * run;
-    own.row_begin = rows.rows * block / blocks, own.row_end = rows.rows * (block + 1) / blocks;
-    kernels().linear_int8(own, begin, std::min(panels, begin + run));
-  });
 }
 
 namespace {
