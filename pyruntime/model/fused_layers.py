@@ -1,21 +1,22 @@
 """Decoder layers of Llama's kind as one compiled op each, so that few rows are not kept waiting by Python.
 
 Norms, gated MLPs and rotations have been recognised by then (``fusion``); a layer is replaced when all its parts are
-known and the op gives what the layer gives, on a small batch over a small cache.
+known and the op gives what the layer gives, on a small batch over a small cache: each as it is, and one of a kind in
+float32 too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from pyruntime.model.attention import AttentionContext, current_context
-from pyruntime.model.fusion import AGREE, difference, put_forward
+from pyruntime.model.attention import AttentionContext, attending, current_context
+from pyruntime.model.fusion import difference, put_forward
 from pyruntime.model.kv_cache import KVCache, LayerShape
 from pyruntime.model.linear import OwnLinear, own_product, pack
-from pyruntime.model.packed import run_packed
+from pyruntime.model.trial import AGREE_INT8, AGREE_LAYER, Call, in_float32, layer_calls
 from pyruntime.ops import between
 from pyruntime.ops.linear import ACTIVATION_NUMBERS, linear_panels
 from pyruntime.ops.quantized import COLUMNS
@@ -23,17 +24,10 @@ from pyruntime.types import ForwardBatch
 
 BLOCK_SIZE = 4
 LENGTHS = (9, 4)
-# Of what a layer adds to its rows: it rounds several times as often as a module, and each rounding goes on. In bfloat16
-# the layers of Gemma 3 270M stay below 0.026.
-AGREE_LAYER = {dtype: 3 * bound for dtype, bound in AGREE.items()}
-# The same where linears are int8: what differs by a rounding may take another step there.
-AGREE_INT8 = 0.06
 # Roundings of the sum with a row, whose values may be many times larger.
 SUMS = 4
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-
-Calls = dict[torch.nn.Module, tuple[tuple[Any, ...], dict[str, Any], Any]]
 
 
 @torch.inference_mode()
@@ -47,8 +41,10 @@ def fuse_layers(model: Any, shapes: dict[int, LayerShape], offset: int) -> int:
     cache = KVCache(shapes, 8, BLOCK_SIZE, dtype, "cpu")
     furthest = getattr(body.config, "max_position_embeddings", None) or 0
     context = AttentionContext(_batch(furthest - offset), cache, options={})
+    exact = replace(context, cache=KVCache(shapes, 8, BLOCK_SIZE, torch.float32, "cpu"), options={})
     calls = layer_calls(body, list(known), context, offset)
-    return sum(_fuse_layer(layer, known[layer], *calls[layer], context) for layer in known if layer in calls)
+    proven: set[Any] = set()
+    return sum(_fuse_layer(layer, calls[layer], context, exact, proven) for layer in known if layer in calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +55,13 @@ class _Parts:
     epsilon: float
     weight_offset: float
     activation: int
+    is_int8: bool  # some or all of its linears, in panels of whole columns
 
     @property
-    def is_int8(self) -> bool:
-        """Some or all of its linears, in panels of whole columns."""
-        return any(weight is not None and weight.dtype is torch.uint8 for weight in self.weights)
+    def kind(self) -> Any:
+        """Equal of layers of a class that differ by the values of their weights alone."""
+        shapes = [None if each is None else (*each.shape, each.dtype) for each in self.weights]
+        return self.epsilon, self.weight_offset, self.activation, *shapes
 
 
 def _parts(layer: Any) -> _Parts | None:
@@ -82,7 +80,8 @@ def _parts(layer: Any) -> _Parts | None:
     ends = ("post_attention_layernorm", "post_feedforward_layernorm")
     after = [getattr(layer, name, None) if has_four else None for name in ends]
     heads = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-    if any(each.matrix.dtype is torch.uint8 and each.out_features % COLUMNS for each in (*linears, *_mlp_linears(mlp))):
+    in_int8 = [each for each in (*linears, *_mlp_linears(mlp)) if each.is_int8]
+    if any(each.out_features % COLUMNS for each in in_int8):
         return None  # the op takes as many columns as the panels have
     settings = {_norm_settings(norm) for norm in (*norms, *(norm for norm in (*heads, *after) if norm is not None))}
     (first, *others) = settings
@@ -93,7 +92,7 @@ def _parts(layer: Any) -> _Parts | None:
     before, middle, q_norm, k_norm, after_attention, after_mlp = weights
     gates = tuple(each.matrix for each in _mlp_linears(mlp))
     order = (before, *q, *k, *v, q_norm, k_norm, *o, after_attention, middle, *gates, after_mlp)
-    return _Parts(order, *first, ACTIVATION_NUMBERS[gated["activation"]])
+    return _Parts(order, *first, ACTIVATION_NUMBERS[gated["activation"]], is_int8=bool(in_int8))
 
 
 def _mlp_linears(mlp: Any) -> tuple[OwnLinear, ...]:
@@ -122,38 +121,13 @@ def _batch(furthest: int = 0) -> ForwardBatch:
     )
 
 
-def layer_calls(body: Any, layers: list[Any], context: AttentionContext, offset: int) -> Calls:
-    """What each layer is called with in a forward, and what it answers."""
-    calls: Calls = {}
-
-    def note(layer: Any, args: Any, kwargs: Any, output: Any) -> None:
-        calls[layer] = (args, kwargs, output)
-
-    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
-    try:
-        run_packed(body, context.batch, context, offset, None)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return calls
-
-
-def _fuse_layer(layer: Any, parts: _Parts, args: Any, kwargs: Any, output: Any, context: AttentionContext) -> bool:
-    own = _Fused(layer, parts, context, args, kwargs)
-    if not own.fits or not isinstance(output, torch.Tensor):
+def _fuse_layer(layer: Any, call: Call, context: AttentionContext, exact: AttentionContext, proven: set[Any]) -> bool:
+    own = _agreeing(layer, call, context)
+    if own is None:
         return False
-    hidden = args[0] if args else kwargs["hidden_states"]
-    angles, stored = own.angles(args, kwargs), own.stored(context)
-    try:
-        rows = own(hidden, angles, context)
-        queries = _queries(layer, parts, hidden[0], angles)
-    except RuntimeError:  # shapes that the op does not know
+    if own.kind not in proven and not _agrees_in_float32(layer, call, exact):
         return False
-    bound = max(AGREE_LAYER[output.dtype], AGREE_INT8 if parts.is_int8 else 0.0)
-    # Where attention adds little to a row, the row alone would not show what is wrong with it.
-    heads = zip((queries, *own.stored(context)), (own.asked, *stored), strict=True)
-    if not (all(difference(*pair) <= bound for pair in heads) and _agree(rows, output, hidden, bound)):
-        return False
+    proven.add(own.kind)
     own.pack(layer)
     plain = type(layer).forward
 
@@ -166,6 +140,37 @@ def _fuse_layer(layer: Any, parts: _Parts, args: Any, kwargs: Any, output: Any, 
 
     put_forward(layer, forward)
     return True
+
+
+def _agrees_in_float32(layer: Any, call: Call, exact: AttentionContext) -> bool:
+    """Where rows are rounded more, norms that are alike cannot be told apart."""
+    args, kwargs, output = call
+    if output.dtype is torch.float32:
+        return True
+    copy, args, kwargs = in_float32(layer, args, kwargs)
+    with attending(exact):
+        output = copy(*args, **kwargs)
+    return _agreeing(copy, (args, kwargs, output), exact) is not None
+
+
+def _agreeing(layer: Any, call: Call, context: AttentionContext) -> _Fused | None:
+    """The layer's op, where it does what the layer has done."""
+    parts, (args, kwargs, output) = _parts(layer), call
+    own = _Fused(layer, parts, context, args, kwargs) if parts is not None else None
+    if parts is None or own is None or not own.fits or not isinstance(output, torch.Tensor):
+        return None
+    hidden = args[0] if args else kwargs["hidden_states"]
+    angles, stored = own.angles(args, kwargs), own.stored(context)
+    try:
+        rows = own(hidden, angles, context)
+        queries = _queries(layer, parts, hidden[0], angles)
+    except RuntimeError:  # shapes that the op does not know
+        return None
+    bound = (AGREE_INT8 if parts.is_int8 else AGREE_LAYER)[output.dtype]
+    # Where attention adds little to a row, the row alone would not show what is wrong with it.
+    heads = zip((queries, *own.stored(context)), (own.asked, *stored), strict=True)
+    fits = all(difference(*pair) <= bound for pair in heads) and _agree(rows, output, hidden, bound)
+    return own if fits else None
 
 
 def _agree(own: torch.Tensor, output: torch.Tensor, hidden: torch.Tensor, bound: float) -> bool:
@@ -208,6 +213,7 @@ class _Fused:
             options["softcap"],
         )
         self._sinks = options["sinks"]
+        self.kind = type(layer), parts.kind, self._numbers, self._sinks is None
         self.asked: torch.Tensor = options["query"]
         self._row_invariant = layer.mlp.down_proj.row_invariant
         # Whether matrices lie as some kernel alone takes them.

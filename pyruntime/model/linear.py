@@ -101,6 +101,10 @@ class OwnLinear(torch.nn.Linear):
         """What ``decoder_layer`` takes for its weights."""
         return self.weight
 
+    @property
+    def is_int8(self) -> bool:
+        return self.matrix.dtype is torch.uint8
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return self.product(input)
 
