@@ -25,6 +25,7 @@ from pyruntime.service.reflection import V1, V1ALPHA
 from pyruntime.service.request_id import REQUEST_ID_KEY, is_clean, make_id, name_after_request
 from pyruntime.telemetry.call_record import CallRecord, begin_call, current_call
 from pyruntime.telemetry.calls import UNKNOWN, CallStats
+from pyruntime.telemetry.quota import LineQuota
 from pyruntime.telemetry.tracing import Tracing, parse_traceparent
 from pyruntime.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2, score_pb2
 
@@ -62,6 +63,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._arrivals = Arrivals(settings.client_stall_s)
         self._log_calls = settings.access_log
         self._log_texts = settings.log_texts
+        self._quota = LineQuota()
         # By the handler that was wrapped: an interceptor behind this one may answer with another one at any call.
         self._wrapped: dict[str, tuple[Any, grpc.RpcMethodHandler]] = {}
         self._missing = grpc.stream_stream_rpc_method_handler(self._around(_no_such_method, reads=False))
@@ -144,16 +146,28 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._tracing.end(call, code)
         level = _level(call, code)
         if self._log_calls and log.isEnabledFor(level):
-            tell = functools.partial(self._log, level, call, code, seconds, request, context)
+            left_out = self._quota.take((call.method, code, call.reason)) if _is_cheap(call, code) else 0
+            if left_out is None:
+                return
+            tell = functools.partial(self._log, level, call, code, seconds, left_out, request, context)
             if code == "OK":  # its status is still to be sent, and no client need wait for a line in a log
                 asyncio.get_running_loop().call_soon(tell)
             else:
                 tell()
 
     def _log(
-        self, level: int, call: CallRecord, code: str, seconds: float, request: Any, context: grpc.aio.ServicerContext
+        self,
+        level: int,
+        call: CallRecord,
+        code: str,
+        seconds: float,
+        left_out: int,
+        request: Any,
+        context: grpc.aio.ServicerContext,
     ) -> None:
         fields = _fields(call, code, seconds)
+        if left_out:
+            fields["left_out"] = left_out
         if self._log_texts:
             fields |= {"error": context.details(), "request": _shown(request)}
         log.log(level, "call", extra={"fields": {name: value for name, value in fields.items() if value != ""}})
@@ -188,6 +202,11 @@ def why_cancelled(context: grpc.aio.ServicerContext) -> str:
 def _is_probe(call: CallRecord) -> bool:
     """Health checks and reflection come at any rate and say nothing about the models."""
     return call.method.startswith("grpc.")
+
+
+def _is_cheap(call: CallRecord, code: str) -> bool:
+    """A client can have any number of such calls: they end without an answer, and not by a fault of the server."""
+    return code != "OK" and code not in FAULTS and call.num_requests == 0
 
 
 def _level(call: CallRecord, code: str) -> int:

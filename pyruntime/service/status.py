@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 
@@ -108,6 +109,7 @@ def _bad_request(fields: list[errors.InvalidField]) -> any_pb2.Any:
     return _pack(bad)
 
 
+@functools.cache  # reasons are constants
 def _info(reason: str) -> any_pb2.Any:
     return _pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))
 
