@@ -1,7 +1,12 @@
 """What clients that misbehave cost those that do not: embeddings a second, alone and beside each kind of attack.
 
-``python benchmarks/hostile_bench.py``, on an otherwise idle machine. Attackers share the machine with the server, so
-what they cost includes their own processor time. Alone and beside take turns; the ratio is of the medians.
+    python benchmarks/hostile_bench.py [--rounds 5] [--seconds 2] [--attacks connects,bodies]
+
+Run it on an otherwise idle machine. Attackers share it with the server, so what they cost includes their own processor
+time and the kernel's. Therefore each attack also goes to somebody else, beside the same embeddings: to a process that
+takes bytes and answers nothing, and to a bare ``grpc.aio`` server. The ratio to the first is what the server's handling
+leaves; the second tells what of that is gRPC's. All take turns; figures are medians. Last each attack goes to the
+server and to the bare one without embeddings, for the processor time of one act, which says more on a busy machine.
 """
 
 from __future__ import annotations
@@ -10,88 +15,106 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import grpc.aio  # noqa: E402
+from hostile_attacks import ATTACKS  # noqa: E402
+from meter import Meter, server_pid  # noqa: E402
 from server_process import running_server  # noqa: E402
 
-from pyruntime.v1 import common_pb2, embed_pb2, embed_pb2_grpc, generate_pb2, generate_pb2_grpc  # noqa: E402
+from pyruntime.v1 import common_pb2, embed_pb2, embed_pb2_grpc, generate_pb2  # noqa: E402
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04\x00" + bytes(4)
 TEXTS = [f"text number {i} of those that are embedded while others misbehave" for i in range(16)]
 IN_FLIGHT = 4
-
-Attack = Callable[[str, int], Awaitable[None]]
-
-
-async def connects(host: str, port: int) -> None:
-    """10,000 connections a minute, each closed at once."""
-    while True:
-        _, writer = await asyncio.open_connection(host, port)
-        writer.close()
-        await asyncio.sleep(60 / 10_000)
+ONE_TOKEN = generate_pb2.GenerateRequest(
+    model="gemma-3-270m", text="nobody reads this", stop=generate_pb2.Stop(max_new_tokens=1, ignore_eos=True)
+)
 
 
-async def garbage(host: str, port: int) -> None:
-    """Random bytes, 50 connections a second."""
-    while True:
-        _, writer = await asyncio.open_connection(host, port)
-        writer.write(os.urandom(4096))
-        await asyncio.sleep(0.02)
-        writer.close()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each turn [2]")
+    parser.add_argument("--attacks", default=",".join(ATTACKS), help="of them only these")
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    with (
+        running_server("bfloat16", options.output / "hostile.log") as address,
+        _sink("sockets") as (nobody, _),
+        _sink("grpc") as (bare, bare_pid),
+    ):
+        targets = {"nobody": nobody, "bare": bare, "server": address}
+        figures = asyncio.run(_measure(address, targets, {"bare": bare_pid, "server": server_pid()}, options))
+    (options.output / "hostile.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 
-async def half_messages(host: str, port: int) -> None:
-    """A preface and the beginning of a frame that never goes on, 20 connections a second, all kept."""
-    kept = []
-    try:
-        while True:
-            kept.append((await asyncio.open_connection(host, port))[1])
-            kept[-1].write(PREFACE + b"\x00\x40\x00\x01\x04\x00\x00\x00\x01half a header block")
-            await asyncio.sleep(0.05)
-    finally:
-        for writer in kept:
-            writer.close()
+@contextlib.contextmanager
+def _sink(kind: str) -> Iterator[tuple[str, int]]:
+    """Its address and process id."""
+    command = [sys.executable, str(HERE / "hostile_sinks.py"), kind]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"127.0.0.1:{int(process.stdout.readline())}", process.pid
+        finally:
+            process.kill()
 
 
-async def bad_calls(host: str, port: int) -> None:
-    """Calls whose bodies are no messages, 100 a second."""
-    async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
-        call = channel.unary_unary("/pyruntime.v1.EmbedService/Embed")
-        while True:
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await call(os.urandom(200))
-            await asyncio.sleep(0.01)
+async def _measure(
+    address: str, targets: dict[str, str], pids: dict[str, int], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    figures = []
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = embed_pb2_grpc.EmbedServiceStub(channel)
+        await embeddings_per_s(stub, options.seconds)
+        for name in options.attacks.split(","):
+            figures.append(await _figures(name, stub, targets, pids, options))
+            print(_line(figures[-1]), flush=True)
+    return figures
 
 
-async def slow_reads(host: str, port: int) -> None:
-    """Streams of a decoder that nobody reads."""
-    async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
-        stub = generate_pb2_grpc.GenerateServiceStub(channel)
-        stop = generate_pb2.Stop(max_new_tokens=1, ignore_eos=True)
-        while True:
-            request = generate_pb2.GenerateRequest(model="gemma-3-270m", text="nobody reads this", stop=stop)
-            calls = [stub.GenerateStream(request) for _ in range(2)]
-            await asyncio.sleep(1)
-            for call in calls:
-                call.cancel()
+async def _figures(
+    name: str,
+    stub: embed_pb2_grpc.EmbedServiceStub,
+    targets: dict[str, str],
+    pids: dict[str, int],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    rates: dict[str, list[float]] = {"alone": []} | {target: [] for target in targets}
+    for _ in range(options.rounds):
+        rates["alone"].append(await embeddings_per_s(stub, options.seconds))
+        for target, address in targets.items():
+            with _attack(name, address, options.seconds):
+                rates[target].append(await embeddings_per_s(stub, options.seconds))
+    found: dict[str, Any] = {target: statistics.median(column) for target, column in rates.items()}
+    us_each = {target: _us_each(name, targets[target], pid, options.seconds) for target, pid in pids.items()}
+    return {
+        "attack": str(ATTACKS[name].__doc__),
+        "texts_per_s": found,
+        "ratio": found["server"] / found["alone"],
+        "of_nobody": found["server"] / found["nobody"],
+        "bare_of_nobody": found["bare"] / found["nobody"],
+        "cpu_us_each": us_each,
+    }
 
 
-ATTACKS: dict[str, Attack] = {
-    "10,000 connects a minute": connects,
-    "garbage bytes": garbage,
-    "half messages": half_messages,
-    "bodies that are no messages": bad_calls,
-    "streams that nobody reads": slow_reads,
-}
+def _line(figures: dict[str, Any]) -> str:
+    rates = ", ".join(f"{target} {rate:.0f}" for target, rate in figures["texts_per_s"].items())
+    costs = ", ".join(f"{target} {us:.0f}" for target, us in figures["cpu_us_each"].items())
+    return (
+        f"{figures['attack']}\n  {rates} texts/s: {figures['ratio']:.2f} of alone, {figures['of_nobody']:.2f} of what "
+        f"is left when nobody answers (bare {figures['bare_of_nobody']:.2f}); processor time {costs} us each"
+    )
 
 
 async def embeddings_per_s(stub: embed_pb2_grpc.EmbedServiceStub, seconds: float) -> float:
@@ -108,43 +131,33 @@ async def embeddings_per_s(stub: embed_pb2_grpc.EmbedServiceStub, seconds: float
     return done / (time.perf_counter() - began)
 
 
-async def beside(attack: Attack, stub: embed_pb2_grpc.EmbedServiceStub, address: str, seconds: float) -> float:
+@contextlib.contextmanager
+def _attack(name: str, address: str, seconds: float) -> Iterator[Callable[[], int]]:
+    """Goes on meanwhile; what is yielded waits for its end and tells how many times it was done."""
     host, port = address.split(":")
-    attacker = asyncio.create_task(attack(host, int(port)))
-    try:
-        return await embeddings_per_s(stub, seconds)
-    finally:
-        attacker.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await attacker
+    command = [
+        sys.executable,
+        "-S",
+        str(HERE / "hostile_attacks.py"),
+        name,
+        host,
+        port,
+        ONE_TOKEN.SerializeToString().hex(),
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.stdin.write(f"{seconds}\n")
+        process.stdin.flush()
+        output = process.stdout
+        yield lambda: int(output.readline())
 
 
-async def measure(address: str, rounds: int, seconds: float) -> list[dict[str, float | str]]:
-    figures: list[dict[str, float | str]] = []
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = embed_pb2_grpc.EmbedServiceStub(channel)
-        await embeddings_per_s(stub, seconds)
-        for name, attack in ATTACKS.items():
-            pairs = [
-                (await embeddings_per_s(stub, seconds), await beside(attack, stub, address, seconds))
-                for _ in range(rounds)
-            ]
-            alone, attacked = (statistics.median(column) for column in zip(*pairs, strict=True))
-            figures.append({"attack": name, "alone": alone, "beside": attacked, "ratio": attacked / alone})
-            print(f"{name}: {attacked:.0f} texts/s, alone {alone:.0f}: {attacked / alone:.2f}", flush=True)
-    return figures
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each turn [2]")
-    parser.add_argument("--output", type=Path, default=HERE / "results")
-    options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    with running_server("bfloat16", options.output / "hostile.log") as address:
-        figures = asyncio.run(measure(address, options.rounds, options.seconds))
-    (options.output / "hostile.json").write_text(json.dumps(figures, indent=1) + "\n")
+def _us_each(name: str, address: str, pid: int, seconds: float) -> float:
+    """Microseconds of the process ``pid`` for one act of the attack, with nothing else to do."""
+    with Meter(pid) as meter, _attack(name, address, seconds) as times:
+        count = times()
+    return meter.cpu_s / count * 1e6
 
 
 if __name__ == "__main__":
