@@ -10,6 +10,7 @@
 #include <new>
 
 #include "kernels/kernels.h"
+#include "team.h"
 
 namespace pyruntime {
 
@@ -17,8 +18,8 @@ namespace pyruntime {
 // (generic, avx2, avx512, avx512bf16) can lower it. Chosen at the first call.
 const Kernels& kernels();
 
-// work(item) for every item in [0, count), on torch's own pool (torch.set_num_threads rules). Threads take items one by
-// one for items differ much in size; results must not depend on which thread takes which.
+// work(item) for every item in [0, count), on as many threads as torch would take (torch.set_num_threads). They take
+// items one by one for items differ much in size; results must not depend on which thread takes which.
 template <class MakeWorker>
 void for_each_item(int64_t count, const MakeWorker& make_worker) {
   int64_t workers = static_cast<int64_t>(torch::stable::get_num_threads());
@@ -29,7 +30,7 @@ void for_each_item(int64_t count, const MakeWorker& make_worker) {
     return;
   }
   std::atomic<int64_t> next{0};
-  torch::stable::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
+  work_together(workers, [&](int64_t) {
     auto work = make_worker();
     for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) work(i);
   });
@@ -53,7 +54,7 @@ void for_each_neighbour_of(int64_t count, const MakeWorker& make_worker) {
   Next next[kMostWorkers];
   const auto first_of = [&](int64_t worker) { return count * worker / workers; };
   for (int64_t w = 0; w < workers; ++w) next[w].item = first_of(w);
-  torch::stable::parallel_for(0, workers, 1, [&](int64_t own, int64_t) {
+  work_together(workers, [&](int64_t own) {
     auto work = make_worker();
     for (int64_t other = 0; other < workers; ++other) {
       const int64_t w = (own + other) % workers, end = first_of(w + 1);
