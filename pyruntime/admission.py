@@ -1,4 +1,4 @@
-"""Whether a request may come in: at most so many requests and queued tokens, and deadlines that can be met.
+"""Whether a request may come in: bounds on requests, queued tokens and the time they take, deadlines that can be met.
 
 Decided twice: before tokenising, from what is known then (``Admission.admit``), and with the exact tokens when the
 request is handed to the engine (``Admission.enter``). Every method may be called from any thread.
@@ -7,18 +7,14 @@ request is handed to the engine (``Admission.enter``). Every method may be calle
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import time
 from collections.abc import Callable
 
 from pyruntime.errors import DeadlinePassed, Overloaded
+from pyruntime.overload import Rate, Standing
 from pyruntime.types import Task
 
-# The rates look back this long; what is older fades out.
-WINDOW_S = 10.0
-# Seconds of work before a rate is believed.
-EVIDENCE_S = 1.0
 # Told to refused clients as long as no rate is known, and the bounds of what is told afterwards, in seconds.
 UNKNOWN_RETRY_S = 1.0
 RETRY_RANGE_S = (0.05, 60.0)
@@ -35,31 +31,20 @@ CERTAIN_SHARE = 0.5
 # loop and the way back. Without it a queue that is as long as the deadlines would end every request just too late. A
 # request that has been tokenised is refused only if all of its time is too little: its tokenising would be wasted.
 SHARE_FOR_QUEUE = 0.75
+# A queue that stands makes everybody later and nothing faster. So while one does, a request with a deadline comes in
+# only if what comes first takes no more than a share of its time, or a quarter of a second, or so many times as long as
+# what is certain of the request itself.
+SHARE_STANDING = 1 / 8
+LEAST_STANDING_S = 0.25
+TIMES_OWN_WORK = 4
+# Of a standing queue's bound, this much should be free again before a refused client comes back.
+ROOM_ON_RETRY_STANDING = 1 / 2
 # Texts shorter than this, in bytes, are mostly special tokens and say nothing about the tokenizer.
 TELLING_BYTES = 64
 LEARNING_RATE = 0.05
 
 # Those that wait in one line are served first come, first served.
 Line = tuple[Task, int]
-
-
-class Rate:
-    """An amount a second of work: the mean over the last ``WINDOW_S`` seconds, exponentially weighted."""
-
-    def __init__(self) -> None:
-        self._amount = 0.0
-        self._seconds = 0.0
-
-    def note(self, amount: float, seconds: float) -> None:
-        """``amount`` was done in ``seconds`` more."""
-        fade = math.exp(-seconds / WINDOW_S)
-        self._amount = self._amount * fade + amount
-        self._seconds = self._seconds * fade + seconds
-
-    @property
-    def per_s(self) -> float | None:
-        """None until there is enough evidence, and when nothing was done in all that time."""
-        return self._amount / self._seconds if self._seconds >= EVIDENCE_S and self._amount > 0 else None
 
 
 class Ticket:
@@ -95,14 +80,22 @@ class Admission:
     max_requests: requests that are open at once, from before their tokenising until their last answer.
     max_tokens: prompt tokens that wait to be computed, those of texts still to be tokenised included. A request that
     alone has more is let in when nothing else waits, since otherwise it could never be served.
+    max_time_s: seconds that what comes first may take for a request without a deadline; 0 for any.
     """
 
     def __init__(
-        self, name: str, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic
+        self,
+        name: str,
+        max_requests: int,
+        max_tokens: int,
+        max_time_s: float = 0.0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
         self._max_requests = max_requests
         self._max_tokens = max_tokens
+        self._max_time_s = max_time_s
         self._clock = clock
         self._lock = threading.Lock()
         self._num_open = 0
@@ -113,6 +106,7 @@ class Admission:
         self._tokens_per_byte = TOKENS_PER_BYTE
         self._token_rate = Rate()
         self._request_rate = Rate()
+        self._standing = {task: Standing() for task in Task}
 
     @property
     def num_open(self) -> int:
@@ -125,13 +119,15 @@ class Admission:
         return self._num_queued + self._num_estimated
 
     @property
-    def has_queue(self) -> bool:
-        """Some prompt tokens wait to be computed."""
-        return self._num_queued > 0
+    def num_known_tokens(self) -> int:
+        """Of them, those of texts that are tokenised."""
+        return self._num_queued
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Queued tokens done with in a second, those that the prefix cache held included; None while not known."""
+        """Queued tokens done with in a second while more waited, those that the prefix cache held included; None while
+        not known.
+        """
         return self._token_rate.per_s
 
     # -- requests ---------------------------------------------------------------------------------
@@ -159,6 +155,7 @@ class Admission:
                 limit = f"{self._max_requests} requests are open, the most that this server takes"
                 raise self._overloaded(limit, 1 + ROOM_ON_RETRY * self._max_requests, self._request_rate)
             self._check_tokens(estimate)
+            self._check_time(line, deadline, estimate)
             self._num_open += 1
             self._expect(line, estimate)
             telling = num_bytes if num_ids == 0 and num_bytes >= TELLING_BYTES else 0
@@ -196,12 +193,14 @@ class Admission:
                 self._num_open -= 1
                 self._settle(ticket)
 
-    def note(self, num_tokens: int, num_requests: int, seconds: float, had_queue: bool) -> None:
-        """A step of ``seconds``: queued tokens done with, requests ended. ``had_queue``: some tokens waited for it."""
+    def note(self, num_tokens: int, num_requests: int, seconds: float, left_some: bool) -> None:
+        """A step of ``seconds``: queued tokens done with, requests ended. ``left_some``: more tokens waited for it."""
         with self._lock:
             self._request_rate.note(num_requests, seconds)
-            if had_queue:  # without a queue its rate is what the clients send, not what the model can do
+            if left_some:
                 self._token_rate.note(num_tokens, seconds)
+            else:  # it took all there was: its rate is what the clients send, not what the model can do
+                self._token_rate.fade(seconds)
 
     # -- under the lock ---------------------------------------------------------------------------
 
@@ -232,12 +231,31 @@ class Admission:
         rate = self._token_rate.per_s
         if rate is None:
             return
-        task, priority = line
-        lines = itertools.chain(self._queued.items(), self._estimated.items())
-        ahead = sum(n for (other, rank), n in lines if other is task and rank >= priority)
+        ahead = self._ahead(line)
         if (ahead + least_tokens) / rate > remaining * share:
             work = f"{ahead + least_tokens} tokens come first, at {rate:.0f} a second"
             raise DeadlinePassed(f"the deadline in {remaining:.3f} s cannot be met: {work}")
+
+    def _check_time(self, line: Line, deadline: float | None, estimate: int) -> None:
+        """Nothing while the rate is a guess."""
+        rate = self._token_rate.per_s
+        if rate is None or (deadline is None and not self._max_time_s):
+            return
+        ahead, now = self._ahead(line), self._clock()
+        if deadline is None:
+            bound, room = self._max_time_s, ROOM_ON_RETRY
+        else:
+            shares = LEAST_STANDING_S, SHARE_STANDING * (deadline - now), TIMES_OWN_WORK * estimate / rate
+            bound, room = max(shares), ROOM_ON_RETRY_STANDING
+        if ahead / rate > bound and (deadline is None or self._standing[line[0]].met(now)):
+            limit = f"{ahead} tokens come first, {ahead / rate:.2f} s of work; allowed: {bound:.2f} s"
+            raise self._overloaded(limit, ahead - (1 - room) * bound * rate, self._token_rate)
+
+    def _ahead(self, line: Line) -> int:
+        """Tokens that are sure to go first."""
+        task, priority = line
+        lines = itertools.chain(self._queued.items(), self._estimated.items())
+        return sum(n for (other, rank), n in lines if other is task and rank >= priority)
 
     def _overloaded(self, problem: str, amount: float, rate: Rate) -> Overloaded:
         per_s = rate.per_s

@@ -74,6 +74,9 @@ class Settings(BaseModel):
     max_queue_tokens: int = Field(
         2**20, ge=1, le=2**32, description="tokens of waiting requests past which one is refused"
     )
+    max_queue_time_s: float = Field(
+        30.0, ge=0, le=86400, description="seconds of queue past which a request without a deadline is refused; 0: none"
+    )
     priority_ageing_s: float = Field(
         30.0, ge=0, le=86400, description="seconds of waiting worth a priority class; 0: none"
     )

@@ -64,7 +64,8 @@ class EngineLoad:
 class Engine:
     """Serves one model. Methods may be called from any thread that runs an event loop.
 
-    ``max_queue_requests``, ``max_queue_tokens``: as in ``Admission``. ``stream_buffer_tokens``: as in ``GenerateJob``.
+    ``max_queue_requests``, ``max_queue_tokens``, ``max_queue_time_s``: of ``Admission``. ``stream_buffer_tokens``: of
+    ``GenerateJob``.
     ``thread``: shared by the engines of one device, so that two models' steps take turns instead of fighting for the
     same cores; None: one of its own. ``fatal``: whether an error of a step means that the device is lost.
 
@@ -83,6 +84,7 @@ class Engine:
         *,
         max_queue_requests: int = 1024,
         max_queue_tokens: int = MAX_QUEUE_TOKENS,
+        max_queue_time_s: float = 0.0,
         stream_buffer_tokens: int = BUFFER_TOKENS,
         thread: StepThread | None = None,
         fatal: Callable[[BaseException], bool] = is_fatal,
@@ -95,7 +97,7 @@ class Engine:
         # owner then ends the process.
         self.on_failed: Callable[[str], None] | None = None
         self.on_device_lost: Callable[[str], None] | None = None
-        self._admission = Admission(info.name, max_queue_requests, max_queue_tokens)
+        self._admission = Admission(info.name, max_queue_requests, max_queue_tokens, max_queue_time_s)
         self.stats = EngineStats()
         self._steps = StepRunner(builder, runner, heads, fatal)
         thread = thread or StepThread(f"engine-{info.name}")

@@ -85,6 +85,7 @@ def load_served_model(
         compute,
         max_queue_requests=settings.max_queue_requests,
         max_queue_tokens=settings.max_queue_tokens,
+        max_queue_time_s=settings.max_queue_time_s,
         stream_buffer_tokens=settings.stream_buffer_tokens,
         thread=device_thread(settings.device),
     )

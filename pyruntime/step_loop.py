@@ -190,7 +190,7 @@ class StepLoop:
             return False
         began = time.monotonic()
         self._mark_started(plan, began)
-        had_queue = self._admission.has_queue
+        num_waiting = self._admission.num_known_tokens
         outcome = self._steps.run(plan)
         self.num_steps += 1
         for job, error in outcome.failed.items():
@@ -200,7 +200,7 @@ class StepLoop:
         self._deliver(outcome)
         ended, self._num_ended = self._num_ended, 0
         seconds = time.monotonic() - began
-        self._admission.note(num_read, ended, seconds, had_queue)
+        self._admission.note(num_read, ended, seconds, left_some=num_waiting > num_read)
         self._stats.note_step(plan, seconds, len(outcome.failed))
         return True
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from pyruntime.admission import EVIDENCE_S, RETRY_RANGE_S, UNKNOWN_RETRY_S, WINDOW_S, Admission, Rate
+from pyruntime.admission import RETRY_RANGE_S, UNKNOWN_RETRY_S, Admission
 from pyruntime.errors import DeadlinePassed, Overloaded
+from pyruntime.overload import EVIDENCE_S, WINDOW_S, Rate
 from pyruntime.types import Task
 
 
@@ -34,7 +35,7 @@ def queue(admission, num_tokens, task=Task.EMBED, priority=0):
 def work(admission, tokens_per_s, requests_per_s=1.0, seconds=5.0):
     """The engine has done that much a second."""
     for _ in range(round(seconds * 10)):
-        admission.note(tokens_per_s / 10, requests_per_s / 10, 0.1, had_queue=True)
+        admission.note(tokens_per_s / 10, requests_per_s / 10, 0.1, left_some=True)
 
 
 def test_requests_are_bounded_from_before_tokenising_until_released(admission):
@@ -72,7 +73,7 @@ def test_an_estimate_gives_way_to_the_exact_number(admission):
         assert admission.num_queued_tokens == 400
     assert (admission.num_open, admission.num_queued_tokens) == (0, 400)  # tokens leave on their own
     admission.leave((Task.EMBED, 0), 400)
-    assert not admission.has_queue
+    assert admission.num_queued_tokens == 0
 
 
 def test_a_request_larger_than_the_bound_is_served_when_it_is_alone(admission):

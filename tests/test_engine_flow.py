@@ -160,7 +160,7 @@ async def test_a_deadline_wakes_an_engine_that_has_nothing_to_run(engine):
 
 async def test_a_deadline_that_cannot_be_met_is_refused_at_once(engine, model):
     for _ in range(20):
-        engine._admission.note(10, 1, 0.1, had_queue=True)
+        engine._admission.note(10, 1, 0.1, left_some=True)
     assert engine.load().tokens_per_s == pytest.approx(100)
     held = await hold_a_step(engine, model)
     waiting = asyncio.create_task(engine.embed(embed([7] * 149)))

@@ -106,7 +106,7 @@ class Storm(Simulation):
             mine[1] -= read
             self.admission.leave(mine[0].line, read)
             done += read
-        self.admission.note(done, 0, seconds, had_queue=True)
+        self.admission.note(done, 0, seconds, left_some=True)
         if self._draw.random() < 0.02:  # the step failed for one of its requests, whose culprit was found
             self._cancel(self._draw.choice(members).owner, "failed")
         assert self.pool.num_used + self.pool.num_free == NUM_BLOCKS

@@ -209,7 +209,7 @@ async def test_cancelled_while_its_text_is_tokenised(site, stub):
 
 async def test_a_deadline_that_cannot_be_met_is_refused_before_tokenising(site, stub):
     for _ in range(20):
-        site.engine._admission.note(1, 1, 0.1, had_queue=True)
+        site.engine._admission.note(1, 1, 0.1, left_some=True)
     site.model.hold = True
     prompt = generate_pb2.GenerateRequest(token_ids=common_pb2.TokenIds(ids=[5] * 600))
     prompt.stop.max_new_tokens = 1
