@@ -17,12 +17,14 @@ from tests.service.test_flow import SMALL_WINDOW, Site, alphabet, request, text_
 from tests.service.transport import GENERATE, STREAM, Answer, RawClient, frame
 
 COUNT = 3000
+# As short as a slow machine may be with its first call.
+AGE = {"max_connection_age_s": 1.0, "max_connection_grace_s": 1.0}
 
 
 @contextlib.asynccontextmanager
-async def site_with(stall_s: float) -> AsyncIterator[Site]:
+async def site_with(stall_s: float, **changes: float) -> AsyncIterator[Site]:
     made = Site()
-    made.settings = Settings(port=0, client_stall_s=stall_s)
+    made.settings = Settings.model_validate({"port": 0, "client_stall_s": stall_s} | changes)
     await made.start()
     yield made
     made.let_go()
@@ -111,3 +113,21 @@ async def test_a_request_that_does_not_arrive_ends(site, path, sent):
     assert answer.code == grpc.StatusCode.CANCELLED.value[0]
     assert "client_stall_s" in answer.headers["grpc-message"]
     assert answer.ended in ("StreamEnded", "StreamReset")
+
+
+@pytest.mark.parametrize(("changes", "headers"), [({}, {"grpc_timeout": "500m"}), (AGE, {})])
+async def test_an_answer_that_nobody_reads_goes_with_its_deadline_or_its_connection(changes, headers):
+    async with site_with(0.3, **changes) as site:
+
+        def work() -> RawClient:
+            client = RawClient(site.server.port, window=0)
+            client.send(client.open(GENERATE, **headers), frame(request(5).SerializeToString()))
+            return client
+
+        calls = site.server._interceptor._num_open
+        client = await asyncio.to_thread(work)
+        await until(lambda: calls.total() == 1)
+        await site.freed()
+        assert site.server.num_running == 0  # what is left of it is the answer
+        await until(lambda: calls.total() == 0)
+        client.socket.close()

@@ -129,8 +129,8 @@ class RawClient:
         self.socket.settimeout(10)
         config = h2.config.H2Configuration(client_side=True, header_encoding="utf-8", validate_outbound_headers=False)
         self.http = h2.connection.H2Connection(config)
-        self.http.local_settings[h2.settings.SettingCodes.INITIAL_WINDOW_SIZE] = window
         self.http.initiate_connection()
+        self.http.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window})
         self.answers: dict[int, Answer] = {}
         self.flush()
 
