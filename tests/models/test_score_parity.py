@@ -29,24 +29,25 @@ def work(gemma):
     return prefix, items
 
 
-def expected(model, ids, labels, apply_softmax, temperature=1.0):
-    logits = model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1].double()
+def expected(logits, labels, apply_softmax, temperature=1.0):
     if apply_softmax:
         return torch.softmax(logits[labels] / temperature, dim=-1)
     return torch.softmax(logits, dim=-1)[labels]
 
 
-@pytest.mark.parametrize(("apply_softmax", "temperature"), [(True, 1.0), (True, 0.5), (False, 1.0)])
-async def test_items_behind_a_shared_prefix(gemma, gemma_eager, labels, work, apply_softmax, temperature):
+async def test_items_behind_a_shared_prefix(gemma, gemma_eager, labels, work):
     prefix, items = work
-    prefix = gemma.tokenizer.encode(f"{apply_softmax} {temperature}") + prefix[1:]  # nothing cached from another case
-    results, _ = await gemma.engine.score(ScoreRequest(prefix, items, labels, apply_softmax, temperature))
-    assert [r.prompt_tokens for r in results] == [len(prefix) + len(item) for item in items]
-    # The prefix is computed once: only the first item pays for it.
-    assert [r.cached_tokens for r in results] == [0] + [len(prefix)] * 63
-    for index in range(0, 64, 9):
-        reference = expected(gemma_eager, prefix + items[index], labels, apply_softmax, temperature)
-        torch.testing.assert_close(torch.tensor(results[index].scores).double(), reference, atol=1e-4, rtol=0)
+    prefix = gemma.tokenizer.encode("for the first time") + prefix[1:]
+    places = range(0, 64, 9)
+    logits = [gemma_eager(torch.tensor([prefix + items[i]]), logits_to_keep=1).logits[0, -1].double() for i in places]
+    for apply_softmax, temperature in ((True, 1.0), (True, 0.5), (False, 1.0)):
+        results, _ = await gemma.engine.score(ScoreRequest(prefix, items, labels, apply_softmax, temperature))
+        assert [r.prompt_tokens for r in results] == [len(prefix) + len(item) for item in items]
+        if (apply_softmax, temperature) == (True, 1.0):  # computed once: only the first item pays for the prefix
+            assert [r.cached_tokens for r in results] == [0] + [len(prefix)] * 63
+        for index, row in zip(places, logits, strict=True):
+            wanted = expected(row, labels, apply_softmax, temperature)
+            torch.testing.assert_close(torch.tensor(results[index].scores).double(), wanted, atol=1e-4, rtol=0)
 
 
 async def test_alone_equals_behind_the_prefix(gemma, labels, work):
