@@ -2,45 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pyruntime import ops
-
-SMALL = """
-import torch
-from pyruntime import ops
-torch.manual_seed(1)
-starts = torch.tensor([0, 70, 75]).int()
-q, k, v = (torch.randn(75, h, 40).bfloat16() for h in (4, 2, 2))
-x, w = torch.randn(5, 70).bfloat16(), torch.randn(99, 70).bfloat16()
-parts = [
-    ops.attention.packed_attention(q, k, v, starts, causal=True, scale=0.2, softcap=9.0),
-    ops.linear.linear_rows(x, w),
-    ops.linear.linear_rows(x, w, None, w, "silu"),
-    ops.linear.linear_panels(x.float(), w.float(), None, None, "gelu"),
-    ops.between.rms_norm(x, x[0], 1e-6),
-    ops.between.layer_norm(x, x, x[0], x[1], 1e-6),
-    ops.between.rotate_halves(q[:5], *[torch.randn(5, 40).bfloat16() for _ in range(2)]),
-    ops.quantized.linear_int8(x, ops.quantized.pack_int8(w), 99),
-    torch.ops.pyruntime.pool_sparse(x, torch.tensor([0, 5]).int(), w),
-    ops.scores.logsumexp(x, w),
-    ops.pooling.pool(x, *[torch.tensor(p).int() for p in ([0, 5], [2], [70])], torch.tensor([True])),
-]
-print(ops.build_info()["cpu_capability"])
-print(" ".join(str(float(p.double().abs().sum())) for p in parts))
-"""
-
-
-def run(capability: str) -> list[str]:
-    environment = {**os.environ, "PYRUNTIME_CPU_CAPABILITY": capability}
-    done = subprocess.run([sys.executable, "-c", SMALL], env=environment, capture_output=True, text=True, check=False)
-    return done.stdout.splitlines() if done.returncode == 0 else [done.stderr]
+from tests.ops.instruction_sets import CAPABILITIES, CHOSEN, run
 
 
 def test_build_info() -> None:
@@ -51,13 +18,12 @@ def test_build_info() -> None:
 
 
 def test_every_instruction_set_agrees() -> None:
-    order = ["generic", "avx2", "avx512", "avx512bf16"]
-    chosen = str(ops.build_info()["cpu_capability"])
-    want = [float(x) for x in run("")[1].split()]
-    for capability in order[: order.index(chosen) + 1]:
-        lines = run(capability)
-        assert lines[0] == capability
-        assert [float(x) for x in lines[1].split()] == pytest.approx(want, rel=2e-4)
+    for capability in CAPABILITIES:
+        chosen, *answers = run(capability)
+        assert chosen == capability
+        want = run("")[1].split()
+        assert [float(x) for x in answers[0].split()] == pytest.approx([float(x) for x in want], rel=2e-4)
+    assert run("")[0] == CHOSEN
 
 
 def test_unknown_instruction_set_is_refused() -> None:

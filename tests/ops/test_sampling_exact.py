@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
-from pyruntime import ops
 from pyruntime.ops import reference, sampling
 from tests.ops import exact_sampler
 from tests.ops.exact_sampler import parameters
+from tests.ops.instruction_sets import CAPABILITIES, run
 
 OPTIONS = [
     (1.0, 0, 1.0, 0.0),
@@ -108,25 +104,5 @@ def test_chi_square_of_a_hundred_thousand_draws() -> None:
     assert statistic < freedom * (1 - 2 / (9 * freedom) + 4.7534 * (2 / (9 * freedom)) ** 0.5) ** 3
 
 
-PROGRAM = """
-import torch
-from pyruntime import ops
-torch.manual_seed(5)
-logits = torch.randn(40, 3001) * 3
-top_k = torch.randint(-1, 99, (40,)).int()
-arguments = (torch.rand(40) + 0.3, top_k, torch.rand(40) * 0.5 + 0.5, torch.rand(40) * 0.02)
-counters = (torch.arange(40), torch.arange(40) * 7, torch.arange(40).int())
-answer = ops.sampling.sample_with_logprobs(logits, *arguments, *counters, top=5)
-print(answer.ids.tolist(), answer.top_ids.tolist(), answer.logprobs.tolist(), answer.top_logprobs.tolist())
-"""
-
-
 def test_every_instruction_set_draws_the_same_bits() -> None:
-    order = ["generic", "avx2", "avx512", "avx512bf16"]
-    answers = set()
-    for capability in order[: order.index(str(ops.build_info()["cpu_capability"])) + 1]:
-        environment = {**os.environ, "PYRUNTIME_CPU_CAPABILITY": capability}
-        answers.add(
-            subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, check=True).stdout
-        )
-    assert len(answers) == 1
+    assert len({run(capability)[2] for capability in (*CAPABILITIES, "")}) == 1

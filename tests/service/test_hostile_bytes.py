@@ -268,7 +268,7 @@ async def test_memory_stays_level(site):
     """Rounds of all of it: after the first, no round leaves anything behind that grows."""
     rounds = []
     packed = frame(bomb(80), compressed=1)
-    for seed in range(6):
+    for seed in range(4):
         for _ in range(2):
             await by_hand(site.server.port, GENERATE, packed, grpc_encoding="gzip")
         for _ in range(10):

@@ -98,21 +98,21 @@ async def test_without_a_limit_it_waits_for_ever(site):
         assert first + await text_of(call) == alphabet(COUNT)
 
 
-@pytest.mark.parametrize("path", [GENERATE, STREAM])
-@pytest.mark.parametrize("sent", [0, 3, 9])
-async def test_a_request_that_does_not_arrive_ends(site, path, sent):
+async def test_a_request_that_does_not_arrive_ends(site):
     wire = frame(generate_pb2.GenerateRequest(model="m", text="hi").SerializeToString())
 
-    def work() -> Answer:
+    def work(path: str, sent: int) -> Answer:
         with RawClient(site.server.port) as client:
             stream = client.open(path)
             client.send(stream, wire[:sent], end=False)
             return client.finish(stream)
 
-    answer = await asyncio.to_thread(work)
-    assert answer.code == grpc.StatusCode.CANCELLED.value[0]
-    assert "client_stall_s" in answer.headers["grpc-message"]
-    assert answer.ended in ("StreamEnded", "StreamReset")
+    cases = [(path, sent) for path in (GENERATE, STREAM) for sent in (0, 3, 9)]
+    answers = await asyncio.gather(*(asyncio.to_thread(work, *case) for case in cases))
+    for case, answer in zip(cases, answers, strict=True):
+        assert answer.code == grpc.StatusCode.CANCELLED.value[0], case
+        assert "client_stall_s" in answer.headers["grpc-message"], case
+        assert answer.ended in ("StreamEnded", "StreamReset"), case
 
 
 @pytest.mark.parametrize(("changes", "headers"), [({}, {"grpc_timeout": "500m"}), (AGE, {})])
