@@ -94,30 +94,35 @@ class _Pouring:
 
     def _begin(self, raw: bytes) -> None:
         writing = self._write(raw)
-        sent = _step(writing)
-        if sent is not None:
-            self._writing = writing
+        if self._waits(writing):
             self._stalls.begin(self._task, len(raw))
-            sent.add_done_callback(self._told)
 
-    def _told(self, sent: asyncio.Future[Any]) -> None:
-        """The message has gone, or cannot go. Also after a ``pour`` that was broken off, for grpc frees it only now."""
-        writing, self._writing = self._writing, None
-        assert writing is not None
+    def _waits(self, writing: Coroutine[Any, Any, None]) -> bool:
+        """Runs the write on, as a task would, and says whether it has come to wait: then it runs on by itself."""
+        self._writing = None
         try:
-            _step(writing)
+            awaited: asyncio.Future[Any] | None = writing.send(None)
+        except StopIteration:
+            return False
+        self._writing = writing
+        if awaited is None:  # it gave way to others, as asyncio.sleep(0) does
+            self._task.get_loop().call_soon(self._told)
+        else:
+            awaited._asyncio_future_blocking = False  # as who waits for a future says that he does
+            awaited.add_done_callback(self._told)
+        return True
+
+    def _told(self, _: asyncio.Future[Any] | None = None) -> None:
+        """The message has gone, or cannot go. Also after a ``pour`` that was broken off, for grpc frees it only now."""
+        assert self._writing is not None
+        try:
+            if self._waits(self._writing):
+                return
+        except asyncio.CancelledError:
+            self.ended.cancel()
         except Exception as error:
             if not self.ended.done():
                 self.ended.set_exception(error)
         if not self.ended.done():
             self._stalls.end(self._task)
             self.go_on()
-
-
-def _step(writing: Coroutine[Any, Any, None]) -> asyncio.Future[Any] | None:
-    """What the coroutine waits for now, None when it has ended: what a task would do with it."""
-    try:
-        sent: asyncio.Future[Any] = writing.send(None)
-    except StopIteration:
-        return None
-    return sent

@@ -13,9 +13,10 @@ from pyruntime.service.stalls import Stalls
 
 
 class Context:
-    """Keeps each message until it is told that it has gone."""
+    """Keeps each message until it is told that it has gone, as often as a message waits; it gives way before."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: int = 1, gives_way: bool = False) -> None:
+        self.waits, self.gives_way = waits, gives_way
         self.begun: list[bytes] = []
         self.ended: list[bytes] = []
         self.waiting: asyncio.Future[None] | None = None
@@ -23,8 +24,11 @@ class Context:
     async def write(self, raw: bytes) -> None:
         assert self.waiting is None, "two at once"
         self.begun.append(raw)
-        self.waiting = asyncio.get_running_loop().create_future()
-        await self.waiting
+        for _ in range(self.waits):
+            if self.gives_way:
+                await asyncio.sleep(0)
+            self.waiting = asyncio.get_running_loop().create_future()
+            await self.waiting
         self.ended.append(raw)
 
     def gone(self, error: Exception | None = None) -> None:
@@ -57,8 +61,8 @@ class Feed:
 
 
 class Site:
-    def __init__(self, stall_s: float = 0) -> None:
-        self.context, self.feed, self.stalls = Context(), Feed(), Stalls(stall_s)
+    def __init__(self, stall_s: float = 0, waits: int = 1, gives_way: bool = False) -> None:
+        self.context, self.feed, self.stalls = Context(waits, gives_way), Feed(), Stalls(stall_s)
 
         async def run() -> None:
             await Outlet(self.context, str.encode, self.stalls).pour(self.feed)
@@ -88,6 +92,43 @@ async def test_messages_go_one_at_a_time_in_order():
     site.feed.on_more()
     await site.task
     assert site.context.ended == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("gives_way", [False, True])
+async def test_a_message_may_wait_more_than_once(gives_way):
+    site = Site(waits=3, gives_way=gives_way)
+    site.feed.put("a", "b")
+    site.feed.rests = True
+    for message in (b"a", b"b"):
+        for _ in range(3):
+            while site.context.waiting is None:
+                await asyncio.sleep(0)
+            assert (site.context.begun[-1], len(site.context.ended)) == (message, len(site.context.begun) - 1)
+            site.context.gone()
+    await site.task
+    assert site.context.ended == [b"a", b"b"]
+
+
+async def test_an_error_behind_a_second_wait_ends_it():
+    site = Site(waits=2)
+    site.feed.put("a", "b")
+    for error in (None, ConnectionError("gone")):
+        while site.context.waiting is None:
+            await asyncio.sleep(0)
+        site.context.gone(error)
+    with pytest.raises(ConnectionError):
+        await site.task
+    assert (site.context.begun, site.context.ended) == ([b"a"], [])
+
+
+async def test_a_message_whose_end_is_cancelled_cancels_the_call(caplog):
+    site = Site()
+    site.feed.put("a")
+    await site.sent(1)
+    site.context.waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await site.task
+    assert caplog.records == []
 
 
 async def test_an_error_of_the_feed_comes_behind_what_was_before_it():
