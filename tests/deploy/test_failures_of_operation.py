@@ -24,7 +24,7 @@ from pyruntime.v1 import embed_pb2, embed_pb2_grpc, generate_pb2_grpc, model_pb2
 from tests.deploy.test_failures import CASES, ROWS
 from tests.fake_compute import until
 from tests.ports import free_port
-from tests.service.conftest import failure_of
+from tests.service.conftest import failure_of, health_ends
 from tests.service.secured import pem_files, served
 from tests.service.test_flow import SMALL_WINDOW, Site, alphabet, request
 from tests.service.test_stalled_clients import site_with
@@ -130,14 +130,8 @@ async def test_a_device_that_is_lost(monkeypatch: pytest.MonkeyPatch, caplog: py
     monkeypatch.setitem(sys.modules, "pyruntime.serving", SimpleNamespace(load_served_model=lambda *_: model))
     port = free_port()
     running = asyncio.create_task(server.serve(Settings(models={"m": "a"}, port=port)))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        await asyncio.wait_for(channel.channel_ready(), 10)
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        while (await asyncio.wait_for(watch.read(), 10)).status != SERVING:
-            pass
+    async with health_ends(port) as channel:
         failure = await failure_of(generate_pb2_grpc.GenerateServiceStub(channel).Generate(request(1)))
-        assert (await asyncio.wait_for(watch.read(), 10)).status == NOT_SERVING
-        watch.cancel()
     assert (failure.code.name, failure.reason) == (status, reason)
     assert health == f"NOT_SERVING, exit {await asyncio.wait_for(running, 20)}"
     assert is_in(log, caplog.text)

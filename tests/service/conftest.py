@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
-from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pyruntime.config import Settings
 from pyruntime.registry import ModelRegistry, ServedModel
@@ -83,6 +85,20 @@ async def stack(bare: Stack) -> Stack:
         bare.registry.declare(model.info.name)
         bare.registry.set_serving(model.info.name, model)
     return bare
+
+
+@contextlib.asynccontextmanager
+async def health_ends(port: int, service: str = "") -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to the server of this port, once the service serves there; with the block it must cease to."""
+    states = health_pb2.HealthCheckResponse
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await asyncio.wait_for(channel.channel_ready(), 10)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
+        while (await asyncio.wait_for(watch.read(), 10)).status != states.SERVING:
+            pass
+        yield channel
+        assert (await asyncio.wait_for(watch.read(), 10)).status == states.NOT_SERVING
+        watch.cancel()
 
 
 @dataclass

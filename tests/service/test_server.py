@@ -25,6 +25,7 @@ from pyruntime.types import Capability
 from pyruntime.v1 import admin_pb2, admin_pb2_grpc, model_pb2, model_pb2_grpc
 from tests.fakes import fake_model
 from tests.ports import free_port
+from tests.service.conftest import health_ends
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -148,15 +149,9 @@ async def test_a_lost_device_ends_the_process_after_health_has_said_so(load, cap
     load(lambda name: model)
     port = free_port()
     running = asyncio.create_task(server.serve(Settings(models={"one": "a"}, port=port)))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        await asyncio.wait_for(channel.channel_ready(), 10)
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        while (await asyncio.wait_for(watch.read(), 10)).status != SERVING:
-            pass
+    async with health_ends(port):
         await asyncio.to_thread(model.engine.on_failed, "the device of model one has failed")
         await asyncio.to_thread(model.engine.on_device_lost, "cuda:0: an illegal memory access")
-        assert (await asyncio.wait_for(watch.read(), 10)).status == NOT_SERVING
-        watch.cancel()
     assert await asyncio.wait_for(running, 20) == server.DEVICE_LOST != 0
     assert "cuda:0: an illegal memory access" in caplog.text
 
