@@ -62,6 +62,7 @@ class Settings(BaseModel):
         "none", description="of linear layers, on a CPU; int8: sooner, less exact"
     )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:INDEX")
+    cuda_graphs: Literal["on", "off"] = Field("on", description="on a GPU, decode steps launched as a whole")
     threads: int = Field(0, ge=0, le=4096, description="compute threads, within the cores that may be used; 0: all")
     deterministic: bool = Field(False, description="same bits whatever shares the batch; slower on long prompts")
     max_batch_tokens: int = Field(2048, ge=1, le=2**20, description="most tokens in one forward step")
@@ -184,6 +185,7 @@ class Settings(BaseModel):
             "health": (has_tokens or self.health == "open", "--token-file"),
             "keepalive_timeout_s": (self.keepalive_s, "--keepalive-s above 0"),
             "max_connection_grace_s": (self.max_connection_age_s, "--max-connection-age-s"),
+            "cuda_graphs": (self.device != "cpu", "--device cuda"),
             "max_draft_tokens": (self.speculation != "off", "--speculation auto"),
             "max_draft_rows": (self.speculation != "off", "--speculation auto"),
         }

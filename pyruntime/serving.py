@@ -17,6 +17,7 @@ from pyruntime.heads.dispatch import Heads
 from pyruntime.machine import compute_threads
 from pyruntime.model.classifier_settings import read_cross_encoder_settings
 from pyruntime.model.device import check_device
+from pyruntime.model.graphs import CapturedSteps, CudaRecorder, NotCapturable
 from pyruntime.model.kv_cache import KVCache, blocks_in_budget, bytes_for_cache, free_bytes
 from pyruntime.model.loader import LoadedModel, load_model, resolve_folder
 from pyruntime.model.runner import ModelRunner
@@ -31,6 +32,7 @@ from pyruntime.scheduler.cost import DEFAULT_EQUAL_DEPTH
 from pyruntime.scheduler.prefix_cache import PrefixCache
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.scheduler.speculation import Speculation
+from pyruntime.scheduler.step_shapes import StepShapes
 from pyruntime.self_check import check_scheduler, self_check
 from pyruntime.step_thread import device_thread
 from pyruntime.tokenization import Tokenizer
@@ -76,7 +78,9 @@ def load_served_model(
     cache = _cache(loaded, settings, num_sharing)
     template = rerank_template_of(folder, loaded.architecture, tokenizer)
     info = with_rerank(describe(name, loaded, sentence, cache), template)
-    compute = Compute(_builder(loaded, settings.kv_block_size), ModelRunner(loaded, cache), Heads(loaded, sentence))
+    runner = ModelRunner(loaded, cache)
+    shapes = _captured(name, runner, settings, progress)
+    compute = Compute(_builder(loaded, settings.kv_block_size, shapes), runner, Heads(loaded, sentence))
     engine = Engine(
         info,
         _scheduler(loaded, cache, settings),
@@ -170,8 +174,33 @@ def _num_heads(loaded: LoadedModel) -> Any:
     return getattr(loaded.config, "num_attention_heads", None)
 
 
-def _builder(loaded: LoadedModel, block_size: int) -> BatchBuilder:
-    return BatchBuilder(block_size if loaded.is_causal else 0, loaded.device, loaded.takes_token_types)
+def _builder(loaded: LoadedModel, block_size: int, shapes: StepShapes | None = None) -> BatchBuilder:
+    return BatchBuilder(block_size if loaded.is_causal else 0, loaded.device, loaded.takes_token_types, shapes)
+
+
+def _has_graphs(loaded: LoadedModel, settings: Settings) -> bool:
+    return settings.cuda_graphs == "on" and loaded.device != "cpu"
+
+
+def _captured(name: str, runner: ModelRunner, settings: Settings, progress: Callable[[str], None]) -> StepShapes | None:
+    """Shapes of steps that the runner replays from now on; None: it runs all kernel by kernel."""
+    loaded, cache = runner.loaded, runner.cache
+    if cache is None or not cache.has_spare:
+        return None
+    most_rows = max(settings.max_running_sequences, settings.max_draft_rows)
+    shapes = StepShapes(most_rows, loaded.max_positions, cache.num_blocks, cache.block_size)
+    progress(f"{name}: capturing decode steps")
+    batches = map(_builder(loaded, cache.block_size, shapes).padding, shapes.all())
+    try:
+        runner.captured = CapturedSteps(runner.compute, batches, CudaRecorder(loaded.device))
+    except NotCapturable as error:
+        progress(f"{name}: decode steps run without graphs: {error}")
+        return None
+    except RuntimeError as error:  # torch's; a capture that broke off leaves its allocator unfit
+        raise ModelLoadError(
+            f"{name}: capturing its decode steps failed ({error}); cuda_graphs off does not"
+        ) from error
+    return shapes
 
 
 def _check(loaded: LoadedModel, block_size: int) -> float:
@@ -189,10 +218,12 @@ def _cache(loaded: LoadedModel, settings: Settings, num_sharing: int | None) -> 
     size = settings.kv_block_size
     num_bytes = bytes_for_cache(settings.kv_cache_bytes, loaded.device, num_sharing)
     fitting = blocks_in_budget(shapes, size, loaded.dtype, num_bytes)
-    if fitting < 2:
-        problem = f"of which {num_bytes} bytes are left, holds {fitting} blocks of {size} tokens; 2 are needed"
+    has_spare = _has_graphs(loaded, settings)
+    least = 2 + has_spare
+    if fitting < least:
+        problem = f"of which {num_bytes} bytes are left, holds {fitting} blocks of {size} tokens; {least} are needed"
         raise ModelLoadError(f"kv_cache_bytes {settings.kv_cache_bytes}, {problem}")
-    return KVCache(shapes, fitting, size, loaded.dtype, loaded.device)
+    return KVCache(shapes, fitting - has_spare, size, loaded.dtype, loaded.device, has_spare)
 
 
 def _generation_defaults(folder: Path, loaded: LoadedModel, tokenizer: Tokenizer) -> GenerationDefaults:

@@ -27,20 +27,30 @@ class LayerShape:
 
 
 class KVCache:
-    """Allocated and written once at load, so that its memory is there; which block holds what the scheduler says."""
+    """Allocated and written once at load, so that its memory is there; which block holds what the scheduler says.
+
+    One block more than it is asked for, where rows of padding write (``scheduler/step_shapes.py``), if ``has_spare``.
+    """
 
     _alive: weakref.WeakSet[KVCache] = weakref.WeakSet()
 
     def __init__(
-        self, layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: str
+        self,
+        layers: dict[int, LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: str,
+        has_spare: bool = False,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.device = device
+        self.has_spare = has_spare
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         for index, shape in layers.items():
-            rows = (num_blocks, block_size, shape.num_kv_heads)
+            rows = (num_blocks + has_spare, block_size, shape.num_kv_heads)
             self.keys[index] = torch.zeros(*rows, shape.key_width, dtype=dtype, device=device)
             self.values[index] = torch.zeros(*rows, shape.value_width, dtype=dtype, device=device)
         KVCache._alive.add(self)

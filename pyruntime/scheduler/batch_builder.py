@@ -9,21 +9,32 @@ import numpy as np
 from pyruntime.placing import place
 from pyruntime.scheduler.plan import StepPlan
 from pyruntime.scheduler.sequence import Sequence
-from pyruntime.types import ForwardBatch, SequenceRows
+from pyruntime.scheduler.step_shapes import StepShapes
+from pyruntime.types import ForwardBatch, SequenceRows, StepShape
 
 
 class BatchBuilder:
     """Packs the planned tokens of all sequences into one ``ForwardBatch`` on ``device``.
 
-    ``block_size`` 0: the model has no key/value cache.
+    ``block_size`` 0: the model has no key/value cache. Steps that ``shapes`` has a shape for are padded to it.
     """
 
-    def __init__(self, block_size: int, device: str = "cpu", uses_token_types: bool = False) -> None:
+    def __init__(
+        self, block_size: int, device: str = "cpu", uses_token_types: bool = False, shapes: StepShapes | None = None
+    ) -> None:
         self.block_size = block_size
         self.device = device
         self.uses_token_types = uses_token_types
+        self.shapes = shapes
 
     def build(self, plan: StepPlan) -> ForwardBatch:
+        return self._packed(plan, self.shapes.of(plan) if self.shapes is not None else None)
+
+    def padding(self, shape: StepShape) -> ForwardBatch:
+        """A batch of that shape with nothing in it."""
+        return self._packed(StepPlan(), shape)
+
+    def _packed(self, plan: StepPlan, shape: StepShape | None) -> ForwardBatch:
         drafts = plan.drafts
         spans = [(s, s.num_computed, s.num_computed + n + len(drafts.get(s, ()))) for s, n in plan.entries]
         starts = [0, *accumulate(end - begin for _, begin, end in spans)]
@@ -42,16 +53,18 @@ class BatchBuilder:
             fields["token_type_ids"] = np.array([t for span in spans for t in _token_types(*span)], np.int64)
         if self.block_size:
             fields |= self._cache_fields(spans, plan)
-        return ForwardBatch(rows, **place(fields, self.device))
+        if shape is not None and self.shapes is not None:
+            fields = self.shapes.padded(fields, shape)
+        return ForwardBatch(rows, **place(fields, self.device), shape=shape)
 
     def _cache_fields(self, spans: list[tuple[Sequence, int, int]], plan: StepPlan) -> dict[str, np.ndarray]:
         size = self.block_size
-        width = max(len(s.blocks) for s, _, _ in spans)
+        width = max((len(s.blocks) for s, _, _ in spans), default=0)
         tables = [s.blocks + [-1] * (width - len(s.blocks)) for s, _, _ in spans]
         slots = [s.blocks[p // size] * size + p % size for s, begin, end in spans for p in range(begin, end)]
         fields: dict[str, np.ndarray] = {
             "kv_lengths": np.array([end for _, _, end in spans], np.int32),
-            "block_tables": np.array(tables, np.int32),
+            "block_tables": np.array(tables, np.int32).reshape(len(spans), width),
             "slot_mapping": np.array(slots, np.int64),
         }
         if plan.block_copies:

@@ -11,6 +11,7 @@ from pyruntime.types.batch import (
     GenerationBatchResult,
     ScoringBatchResult,
     SequenceRows,
+    StepShape,
 )
 from pyruntime.types.enums import Capability, EmbeddingKind, ExecutionPath, FinishReason, PoolingType, Task
 from pyruntime.types.model_info import ModelInfo, QueryExpansion
@@ -60,6 +61,7 @@ __all__ = [
     "ScoringBatchResult",
     "SequenceRows",
     "SparseVector",
+    "StepShape",
     "StepTiming",
     "StopParams",
     "Task",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyruntime.types.enums import Task
 from pyruntime.types.results import SampledToken
@@ -36,6 +36,13 @@ class SequenceRows:
         return self.start + self.length - 1 - len(self.drafts)
 
 
+class StepShape(NamedTuple):
+    """What a captured step is captured for: so many rows, as many sequences, block tables so many ``blocks`` wide."""
+
+    rows: int
+    blocks: int
+
+
 @dataclass(slots=True)
 class ForwardBatch:
     """One packed forward over sequences of any task. T tokens, S sequences.
@@ -47,6 +54,7 @@ class ForwardBatch:
     block_tables                int32 [S, most blocks], -1 padded (None: no cache)
     slot_mapping                int64 [T], cache slot (block * block_size + offset) of each new key
     block_copies                int64 [C, 2] (source, target) blocks copied before the forward, or None
+    shape                       what the batch is padded to, behind its own rows and sequences; None: it is not
     """
 
     rows: list[SequenceRows]
@@ -58,6 +66,7 @@ class ForwardBatch:
     block_tables: torch.Tensor | None = None
     slot_mapping: torch.Tensor | None = None
     block_copies: torch.Tensor | None = None
+    shape: StepShape | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from pyruntime.model.fused_layers import fuse_layers
 from pyruntime.model.fusion import fuse
+from pyruntime.model.graphs import OnDeviceAlone
 from pyruntime.model.kv_cache import KVCache
 from pyruntime.model.linear import use_own_linears
 from pyruntime.model.loader import LoadedModel, load_model
@@ -26,6 +27,7 @@ from pyruntime.scheduler.batch_builder import BatchBuilder
 from pyruntime.scheduler.blocks import BlockPool
 from pyruntime.scheduler.scheduler import Scheduler
 from pyruntime.scheduler.sequence import Sequence
+from pyruntime.scheduler.step_shapes import StepShapes
 from pyruntime.types import Task
 from tests.models.architectures import BLOCK, DECODERS, ENCODERS, factory_of, save
 
@@ -84,6 +86,15 @@ def forwards(loaded: LoadedModel) -> Iterator[tuple[torch.Tensor, Any]]:
                 scheduler.finish(span.sequence)
 
 
+def decode_step(loaded: LoadedModel) -> torch.Tensor:
+    """Rows of a step as it is captured: what it needs of the host would be there at the capture alone."""
+    cache = KVCache(loaded.cache_shapes, 8, BLOCK, loaded.dtype, DEVICE, has_spare=True)
+    shapes = StepShapes(4, 64, 8, BLOCK)
+    batch = BatchBuilder(BLOCK, DEVICE, loaded.takes_token_types, shapes).padding(shapes.all()[0])
+    with OnDeviceAlone(batch.input_ids.device):
+        return ModelRunner(loaded, cache).compute(batch)
+
+
 @pytest.mark.parametrize(
     ("model_type", "fields", "is_decoder"),
     [(name, DECODERS[name], True) for name in ("gemma3_text", "llama", "qwen3_moe", "gpt2", "deepseek_v3")]
@@ -99,6 +110,8 @@ def test_a_forward_stays_on_the_device(
             assert hidden.device.type == DEVICE and hidden.shape == (batch.num_tokens, loaded.hidden_size)
             if loaded.output_head is not None:
                 assert loaded.output_head.logits(hidden).device.type == DEVICE
+    if loaded.is_causal:
+        assert decode_step(loaded).shape == (4, loaded.hidden_size)
     assert calls.names == ({"store_kv", "paged_attention"} if loaded.is_causal else {"packed_attention"})
     assert calls.names <= WITH_CUDA
 

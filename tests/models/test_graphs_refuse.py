@@ -1,0 +1,125 @@
+"""What a graph cannot do is refused before the capture, or found by the tape in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pyruntime.model.graphs import CapturedSteps, NotCapturable, OnDeviceAlone
+from pyruntime.scheduler.batch_builder import BatchBuilder
+from pyruntime.scheduler.step_shapes import StepShapes
+from pyruntime.types import ForwardBatch
+from tests.models.step_tape import NotTheSame, TapeRecorder
+
+WEIGHT = torch.arange(12.0).view(4, 3)
+BUILDER = BatchBuilder(4, "cpu", shapes=StepShapes(4, 32, 8, 4))
+SHAPE = BUILDER.shapes.all()[0]
+Forward = Callable[[ForwardBatch], torch.Tensor]
+
+
+def rows(batch: ForwardBatch) -> torch.Tensor:
+    return WEIGHT[batch.input_ids % 4] * batch.positions[:, None]
+
+
+def captured(forward: Forward) -> CapturedSteps:
+    recorder = TapeRecorder({"weights": [WEIGHT]})
+    return CapturedSteps(forward, [recorder.stand(BUILDER.padding(SHAPE))], recorder)
+
+
+def batch_of(position: int) -> ForwardBatch:
+    batch = BUILDER.padding(SHAPE)
+    batch.positions[:] = torch.arange(4) + position
+    batch.input_ids[:] = torch.arange(4)
+    batch.kv_lengths[:] = position + 1
+    return batch
+
+
+@torch.inference_mode()
+def test_a_forward_of_its_arrays_is_replayed() -> None:
+    steps = captured(rows)
+    answers = [steps.forward(batch_of(position)) for position in (3, 5)]
+    assert answers[0] is answers[1]  # the answer stays where it is
+    assert torch.equal(answers[1], rows(batch_of(5)))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda batch: rows(batch) * int(batch.kv_lengths.max()),
+        lambda batch: rows(batch) if batch.positions.any() else WEIGHT.clone(),
+        lambda batch: rows(batch) * len(batch.positions.tolist()),
+        lambda batch: rows(batch)[batch.positions >= 0],
+        lambda batch: rows(batch)[batch.positions.nonzero()[:, 0]],
+        lambda batch: rows(batch).repeat_interleave(batch.kv_lengths, 0),
+        lambda batch: rows(batch) * torch.tensor([2.0, 1.0, 1.0]),
+        lambda batch: rows(batch).index_put_((batch.positions > 1,), torch.zeros(3)),
+    ],
+    ids=["item", "bool", "tolist", "mask", "nonzero", "repeats", "constant", "mask_put"],
+)
+def test_what_waits_for_the_device_is_refused(forward: Forward) -> None:
+    with pytest.raises((NotCapturable, NotTheSame), match=r"aten\.|tolist"):
+        captured(forward)
+
+
+def test_what_moves_between_devices_is_refused() -> None:
+    there = torch.zeros(3, device="meta")
+    with OnDeviceAlone(there.device):
+        there.to(torch.float64).add_(1.0).clamp(max=2.0)
+        torch.zeros(3) + torch.tensor(1.0)  # the host's own
+        for move in (lambda: torch.zeros(3).to("meta"), lambda: there.copy_(torch.zeros(3))):
+            with pytest.raises(NotCapturable, match="from the host"):
+                move()
+
+
+class Forgetful:
+    """Forwards that depend on more than the arrays, each in its way."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.table = torch.ones(4, 3)
+
+    def counts_in_python(self, batch: ForwardBatch) -> torch.Tensor:
+        self.count += 1
+        return rows(batch) * self.count
+
+    def branches_in_python(self, batch: ForwardBatch) -> torch.Tensor:
+        self.count += 1
+        return rows(batch) if self.count < 3 else rows(batch).neg()
+
+    def grows(self, batch: ForwardBatch) -> torch.Tensor:
+        self.count += 1
+        return rows(batch) + torch.ones(self.count, 1).sum()
+
+    def keeps_what_it_made(self, batch: ForwardBatch) -> torch.Tensor:
+        before, self.table = self.table, rows(batch)
+        return rows(batch) + before
+
+    def changes_its_weights(self, batch: ForwardBatch) -> torch.Tensor:
+        WEIGHT.mul_(1.0)
+        return rows(batch)
+
+
+@pytest.mark.parametrize("name", ["counts_in_python", "branches_in_python", "grows"])
+@torch.inference_mode()
+def test_what_depends_on_more_than_its_arrays_is_found(name: str) -> None:
+    steps = captured(getattr(Forgetful(), name))
+    with pytest.raises(NotTheSame, match="captured"):
+        steps.forward(batch_of(2))
+
+
+@pytest.mark.parametrize("name", ["keeps_what_it_made", "changes_its_weights"])
+def test_memory_that_does_not_stand_still_is_found(name: str) -> None:
+    with pytest.raises(NotTheSame, match=r"nobody keeps|writes to weights"):
+        captured(getattr(Forgetful(), name))
+
+
+def test_arrays_elsewhere_than_at_the_capture_are_found() -> None:
+    """As if steps read the batch that they are given, and not the standing one."""
+    recorder, batch = TapeRecorder({"weights": [WEIGHT]}), BUILDER.padding(SHAPE)
+    given = [recorder.stand(batch)]
+    replay, _ = recorder.record(lambda: rows(given[-1]))
+    given.append(recorder.stand(batch_of(1)))
+    with pytest.raises(NotTheSame, match="captured"):
+        replay()
