@@ -3,9 +3,9 @@
     python tools/gpu_check.py [--only build,tests,…] [--json FILE]
 
 Needs what such a machine has: nvcc, g++, cmake, ninja, and a Python with a CUDA build of torch, transformers, pydantic,
-pybind11 and pytest; installs nothing. PYRUNTIME_GPU_MODELS: folders of models, joined by colons, for the step "runner".
-Prints a table and, as the last line, one JSON object. Exit status: 0 all good, 1 something failed, 2 this machine
-cannot run it.
+pybind11 and pytest; installs nothing. PYRUNTIME_GPU_MODELS: folders of models, joined by colons, for the steps "runner"
+and "graphs". Prints a table and, as the last line, one JSON object. Exit status: 0 all good, 1 something failed, 2 this
+machine cannot run it.
 """
 
 from __future__ import annotations
@@ -102,10 +102,37 @@ def parity(limit: float) -> tuple[str, list[dict[str, object]]]:
 
 def runner(limit: float) -> tuple[str, list[dict[str, object]]]:
     """Whole models by the runner that serves them, those of PYRUNTIME_GPU_MODELS or two with random weights."""
-    folders = [folder for folder in os.environ.get("PYRUNTIME_GPU_MODELS", "").split(":") if folder]
-    chosen = [part for folder in folders for part in ("--model", folder)]
-    figures = json.loads(run([sys.executable, ROOT / "tools" / "gpu_runner.py", *chosen], limit).splitlines()[-1])
+    figures = figures_of("gpu_runner.py", own_models(), limit)
     return f"{len(figures)} runs: rows and next tokens as on the CPU", figures
+
+
+def graphs(limit: float) -> tuple[str, list[dict[str, object]]]:
+    """Captured decode steps against eager ones, of those models of PYRUNTIME_GPU_MODELS that generate or of a random
+    one."""
+    figures = figures_of("gpu_graphs.py", [folder for folder in own_models() if generates(folder)], limit)
+    timed = [figure for figure in figures if "us_eager" in figure]
+    ratios = [float(str(figure["us_eager"])) / float(str(figure["us_captured"])) for figure in timed]
+    return (
+        f"{len(timed)} runs: rows as without graphs, steps {min(ratios):.2f} to {max(ratios):.2f} times as fast",
+        figures,
+    )
+
+
+def own_models() -> list[str]:
+    return [folder for folder in os.environ.get("PYRUNTIME_GPU_MODELS", "").split(":") if folder]
+
+
+def generates(folder: str) -> bool:
+    architectures = json.loads((Path(folder) / "config.json").read_text()).get("architectures") or [""]
+    return str(architectures[0]).endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def figures_of(tool: str, folders: Sequence[str], limit: float) -> list[dict[str, object]]:
+    chosen = [part for folder in folders for part in ("--model", folder)]
+    found: list[dict[str, object]] = json.loads(
+        run([sys.executable, ROOT / "tools" / tool, *chosen], limit).splitlines()[-1]
+    )
+    return found
 
 
 STEPS: dict[str, Callable[[float], tuple[str, list[dict[str, object]]]]] = {
@@ -115,8 +142,17 @@ STEPS: dict[str, Callable[[float], tuple[str, list[dict[str, object]]]]] = {
     "bench": bench,
     "parity": parity,
     "runner": runner,
+    "graphs": graphs,
 }
-LIMITS = {"build": 200.0, "tests": 120.0, "sanitizer": 60.0, "bench": 120.0, "parity": 60.0, "runner": 120.0}
+LIMITS = {
+    "build": 200.0,
+    "tests": 120.0,
+    "sanitizer": 60.0,
+    "bench": 120.0,
+    "parity": 60.0,
+    "runner": 120.0,
+    "graphs": 120.0,
+}
 
 
 def table(rows: Sequence[Sequence[object]]) -> str:

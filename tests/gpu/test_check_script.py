@@ -92,3 +92,22 @@ def test_whole_models_are_compared(model_type: str, fields: dict[str, Any], tmp_
     figures = tool("gpu_runner").compare(tmp_path, "float32", "cpu")  # the CPU in the place of the device
     assert figures["least_cosine_with_cpu"] == 1.0 and figures["tokens_per_s"] > 0
     assert figures.get("next_tokens_differ", 0) == 0
+
+
+def test_captured_steps_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, "llama", DECODERS["llama"], factory_of("llama", is_decoder=True))
+    graphs = tool("gpu_graphs")
+    monkeypatch.setattr(graphs, "STREAMS", (1, 3))
+    monkeypatch.setattr(graphs, "TIMED", 3)
+    capture, *lines = graphs.measure(tmp_path, "float32", "cpu")
+    assert capture["graphs"] == 3  # of 1, 2 and 3 rows, and tables as wide as the model reads
+    assert [line["streams"] for line in lines] == [1, 3]
+    for line in lines:
+        assert line["bit_equal"] and line["least_cosine"] == 1.0
+        assert line["us_eager"] > 0 and line["us_captured"] > 0 and line["launches_captured"] == 0
+
+
+def test_models_that_do_not_generate_have_no_such_steps(gpu_check: ModuleType, tmp_path: Path) -> None:
+    for name, expected in (("GPT2LMHeadModel", True), ("LlamaForCausalLM", True), ("BertModel", False)):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+        assert gpu_check.generates(str(tmp_path)) is expected

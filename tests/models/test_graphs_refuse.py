@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from pyruntime.model.graphs import CapturedSteps, NotCapturable, OnDeviceAlone
+from pyruntime.model.graphs import CapturedSteps, CudaRecorder, NotCapturable, OnDeviceAlone
 from pyruntime.scheduler.batch_builder import BatchBuilder
 from pyruntime.scheduler.step_shapes import StepShapes
 from pyruntime.types import ForwardBatch
@@ -123,3 +124,33 @@ def test_arrays_elsewhere_than_at_the_capture_are_found() -> None:
     given.append(recorder.stand(batch_of(1)))
     with pytest.raises(NotTheSame, match="captured"):
         replay()
+
+
+def test_a_graph_is_recorded_beside_what_other_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of calls, by stand-ins for torch's: warmed up and captured on one stream, the caller's given back."""
+    done: list[str] = []
+
+    class Stream:
+        def wait_stream(self, other: object) -> None:
+            done.append(f"waits for {other}")
+
+    class Graph:
+        def replay(self) -> None:
+            done.append("replay")
+
+    @contextmanager
+    def block(*arguments: object, **options: object) -> Iterator[None]:
+        done.append(f"begins {options}" if options else "within")
+        yield
+        done.append("ends")
+
+    stands_in = {"Stream": lambda device: Stream(), "graph_pool_handle": lambda: (0, 1), "CUDAGraph": Graph}
+    stands_in |= {"current_stream": lambda device: "the caller's", "device": block, "stream": block, "graph": block}
+    for name, value in stands_in.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    answer = torch.zeros(1)
+    replay, hidden = CudaRecorder("cuda").record(lambda: done.append("call") or answer)
+    replay()
+    assert hidden is answer
+    capture = ["begins {'capture_error_mode': 'thread_local'}", "call", "ends"]
+    assert done == ["within", "within", "waits for the caller's", "call", *capture, "ends", "ends", "replay"]
