@@ -20,6 +20,7 @@ from pyruntime.model.device import check_device
 from pyruntime.model.graphs import CapturedSteps, CudaRecorder, NotCapturable
 from pyruntime.model.kv_cache import KVCache, blocks_in_budget, bytes_for_cache, free_bytes
 from pyruntime.model.loader import LoadedModel, load_model, resolve_folder
+from pyruntime.model.probe import LEAST_COSINE
 from pyruntime.model.runner import ModelRunner
 from pyruntime.model.sentence import SentenceSettings, read_sentence_settings
 from pyruntime.model_info import describe
@@ -190,9 +191,11 @@ def _captured(name: str, runner: ModelRunner, settings: Settings, progress: Call
     most_rows = max(settings.max_running_sequences, settings.max_draft_rows)
     shapes = StepShapes(most_rows, loaded.max_positions, cache.num_blocks, cache.block_size)
     progress(f"{name}: capturing decode steps")
-    batches = map(_builder(loaded, cache.block_size, shapes).padding, shapes.all())
+    builder = _builder(loaded, cache.block_size, shapes)
+    batches = ((builder.padding(shape), builder.rehearsed(shape)) for shape in shapes.all())
     try:
-        runner.captured = CapturedSteps(runner.compute, batches, CudaRecorder(loaded.device))
+        recorder = CudaRecorder(loaded.device)
+        runner.captured = CapturedSteps(runner.compute, batches, recorder, LEAST_COSINE[loaded.dtype])
     except NotCapturable as error:
         progress(f"{name}: decode steps run without graphs: {error}")
         return None

@@ -90,8 +90,8 @@ class Device:
         self.plain = BatchBuilder(BLOCK, loaded.device, loaded.takes_token_types)
         self._wait()
         begin, before = time.perf_counter(), self._memory()
-        batches = map(self.padding.padding, shapes.all())
-        self.runner.captured = CapturedSteps(self.runner.compute, batches, recorder)
+        batches = ((self.padding.padding(shape), self.padding.rehearsed(shape)) for shape in shapes.all())
+        self.runner.captured = CapturedSteps(self.runner.compute, batches, recorder, LEAST_COSINE[loaded.dtype])
         self._wait()
         self.figures: dict[str, object] = {
             "graphs": len(self.runner.captured),

@@ -34,7 +34,7 @@ _MOVES = {"aten::_to_copy", "aten::copy_", "aten::lift_fresh"}
 
 
 class NotCapturable(Exception):
-    """A forward does what a graph cannot: it would wait for the device, or do the same whatever the values are."""
+    """A forward does what a graph cannot: it waits for the device, or answers otherwise when it is replayed."""
 
 
 class Recorder(Protocol):
@@ -76,14 +76,26 @@ class CapturedSteps:
     """The forward of padded batches by replay of what was captured of it for each of their shapes."""
 
     @torch.inference_mode()
-    def __init__(self, forward: Forward, batches: Iterable[ForwardBatch], recorder: Recorder) -> None:
-        """``batches``: of each shape one, whose arrays become its standing ones. Raises ``NotCapturable``, or what
-        torch raises, and then nothing is captured."""
+    def __init__(
+        self,
+        forward: Forward,
+        batches: Iterable[tuple[ForwardBatch, ForwardBatch]],
+        recorder: Recorder,
+        least_cosine: float,
+    ) -> None:
+        """``batches``: of each shape two. The arrays of one become the standing ones; rows of the other have to come
+        out of the graph as they do without it, up to ``least_cosine``.
+
+        Raises ``NotCapturable``, or what torch raises.
+        """
         self._steps: dict[StepShape | None, _Step] = {}
-        for batch in batches:
-            with OnDeviceAlone(batch.input_ids.device):
-                forward(batch)
-            self._steps[batch.shape] = _Step(batch, *recorder.record(partial(forward, batch)))
+        for standing, other in batches:
+            with OnDeviceAlone(other.input_ids.device):
+                wanted = forward(other).double()
+            self._steps[standing.shape] = _Step(standing, *recorder.record(partial(forward, standing)))
+            cosine = torch.nn.functional.cosine_similarity(self.forward(other).double(), wanted, dim=-1).min().item()
+            if not cosine >= least_cosine:
+                raise NotCapturable(f"rows of a graph of {standing.shape} have cosine {cosine:.4f} with those without")
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -110,7 +122,7 @@ class OnDeviceAlone(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
-        if _needs_values(func, name, args):
+        if needs_values(func, args):
             raise NotCapturable(f"{func} needs the values of a tensor on the host")
         answer = in_parts(self, func, args, kwargs or {})
         if name in _MOVES:
@@ -127,7 +139,9 @@ def in_parts(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs) if answer is NotImplemented else answer
 
 
-def _needs_values(func: Any, name: str, args: Any) -> bool:
+def needs_values(func: Any, args: Any) -> bool:
+    """Whether an op with these arguments looks at the values of a tensor on the host."""
+    name = func._schema.name
     if name in _INDEXING:
         return any(each.dtype in (torch.bool, torch.uint8) for each in args[1] if each is not None)
     if name == _GROUPED and args[0].is_cuda:

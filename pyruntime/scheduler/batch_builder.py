@@ -34,6 +34,14 @@ class BatchBuilder:
         """A batch of that shape with nothing in it."""
         return self._packed(StepPlan(), shape)
 
+    def rehearsed(self, shape: StepShape) -> ForwardBatch:
+        """A batch of that shape as ``StepShapes.rehearsed`` makes it up."""
+        assert self.shapes is not None
+        fields = self.shapes.rehearsed(shape)
+        if self.uses_token_types:
+            fields["token_type_ids"] = np.zeros(shape.rows, np.int64)
+        return ForwardBatch([], **place(fields, self.device), shape=shape)
+
     def _packed(self, plan: StepPlan, shape: StepShape | None) -> ForwardBatch:
         drafts = plan.drafts
         spans = [(s, s.num_computed, s.num_computed + n + len(drafts.get(s, ()))) for s, n in plan.entries]

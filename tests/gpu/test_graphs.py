@@ -18,7 +18,7 @@ class Table:
     """A forward of products, so that a library's own memory is in it."""
 
     def __init__(self) -> None:
-        self.table, self.weight = torch.randn(50, 256, device="cuda"), torch.randn(256, 256, device="cuda")
+        self.table, self.weight = torch.randn(70, 256, device="cuda"), torch.randn(256, 256, device="cuda")
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         rows = self.table[batch.input_ids] * batch.positions[:, None].float().cos()
@@ -26,7 +26,8 @@ class Table:
 
 
 def captured(table: Table) -> CapturedSteps:
-    return CapturedSteps(table.forward, map(BUILDER.padding, BUILDER.shapes.all()), CudaRecorder("cuda"))
+    batches = [(BUILDER.padding(shape), BUILDER.rehearsed(shape)) for shape in BUILDER.shapes.all()]
+    return CapturedSteps(table.forward, batches, CudaRecorder("cuda"), 0.999)
 
 
 def check(steps: CapturedSteps, table: Table) -> None:

@@ -60,7 +60,9 @@ class World:
         self.captured, self.plain = (ModelRunner(loaded, cache) for cache in caches)
         self.recorder = TapeRecorder(tensors_of(loaded.body, caches[0]))
         self.standing = [self.recorder.stand(self.builder.padding(shape)) for shape in self.shapes.all()]
-        self.captured.captured = CapturedSteps(self.captured.compute, self.standing, self.recorder)
+        batches = [(batch, self.builder.rehearsed(batch.shape)) for batch in self.standing]
+        self.captured.captured = CapturedSteps(self.captured.compute, batches, self.recorder, 0.9999)
+        self.num_rehearsed = self.recorder.num_replays
 
     def begin(self, *lengths: int) -> None:
         for length in lengths:
@@ -110,7 +112,7 @@ def test_a_graph_of_each_architecture_would_do_as_its_forward_does(tmp_path: Pat
     world.until_all_decode()
     for _ in range(3):
         world.step()
-    assert world.recorder.num_replays == 4
+    assert world.num_rehearsed == 4 and world.recorder.num_replays == 8
     world.assert_caches_agree()
 
 

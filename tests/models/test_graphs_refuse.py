@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from pyruntime.model import graphs
 from pyruntime.model.graphs import CapturedSteps, CudaRecorder, NotCapturable, OnDeviceAlone
 from pyruntime.scheduler.batch_builder import BatchBuilder
 from pyruntime.scheduler.step_shapes import StepShapes
@@ -21,12 +23,13 @@ Forward = Callable[[ForwardBatch], torch.Tensor]
 
 
 def rows(batch: ForwardBatch) -> torch.Tensor:
-    return WEIGHT[batch.input_ids % 4] * batch.positions[:, None]
+    return WEIGHT[batch.input_ids % 4] * (batch.positions[:, None] + 1.0)
 
 
 def captured(forward: Forward) -> CapturedSteps:
     recorder = TapeRecorder({"weights": [WEIGHT]})
-    return CapturedSteps(forward, [recorder.stand(BUILDER.padding(SHAPE))], recorder)
+    batches = [(recorder.stand(BUILDER.padding(SHAPE)), BUILDER.rehearsed(SHAPE))]
+    return CapturedSteps(forward, batches, recorder, 0.9999)
 
 
 def batch_of(position: int) -> ForwardBatch:
@@ -105,9 +108,8 @@ class Forgetful:
 @pytest.mark.parametrize("name", ["counts_in_python", "branches_in_python", "grows"])
 @torch.inference_mode()
 def test_what_depends_on_more_than_its_arrays_is_found(name: str) -> None:
-    steps = captured(getattr(Forgetful(), name))
     with pytest.raises(NotTheSame, match="captured"):
-        steps.forward(batch_of(2))
+        captured(getattr(Forgetful(), name))
 
 
 @pytest.mark.parametrize("name", ["keeps_what_it_made", "changes_its_weights"])
@@ -124,6 +126,31 @@ def test_arrays_elsewhere_than_at_the_capture_are_found() -> None:
     given.append(recorder.stand(batch_of(1)))
     with pytest.raises(NotTheSame, match="captured"):
         replay()
+
+
+class Deaf:
+    """A recorder whose replays do nothing."""
+
+    def record(self, call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        return lambda: None, call()
+
+
+def test_a_graph_that_answers_otherwise_is_refused() -> None:
+    batches = [(BUILDER.padding(SHAPE), BUILDER.rehearsed(SHAPE))]
+    with pytest.raises(NotCapturable, match=r"rows=4, blocks=8\) have cosine 0\."):
+        CapturedSteps(rows, batches, Deaf(), 0.9999)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "waits"),
+    [(torch.bfloat16, (9, 0), False), (torch.bfloat16, (8, 0), True), (torch.float32, (9, 0), True)],
+)
+def test_a_product_of_experts_waits_unless_torch_has_a_kernel(
+    dtype: torch.dtype, capability: tuple[int, int], waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    op, on_a_gpu = torch.ops.aten._grouped_mm.default, SimpleNamespace(is_cuda=True, dtype=dtype, device=None)
+    assert graphs.needs_values(op, (on_a_gpu,)) is waits
 
 
 def test_a_graph_is_recorded_beside_what_other_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,5 +118,25 @@ def test_a_batch_of_padding_alone() -> None:
     assert batch.query_starts.tolist() == [0, 1, 2, 3, 4] and batch.block_tables[:, 0].tolist() == [NUM_BLOCKS] * 4
 
 
+@pytest.mark.parametrize("most_tokens", [50, 1000, 8192])
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+def test_a_rehearsal_stays_in_the_block_of_padding(most_tokens: int, block_size: int) -> None:
+    shapes = StepShapes(64, most_tokens, NUM_BLOCKS, block_size)
+    builder = BatchBuilder(block_size, shapes=shapes)
+    for shape in shapes.all():
+        batch, padding = builder.rehearsed(shape), builder.padding(shape)
+        for name in ("input_ids", "positions", "query_starts", "kv_lengths", "block_tables", "slot_mapping"):
+            ours, other = getattr(batch, name), getattr(padding, name)
+            assert ours.shape == other.shape and ours.dtype is other.dtype, name
+        assert set(batch.block_tables.flatten().tolist()) == {NUM_BLOCKS}
+        assert set((batch.slot_mapping // block_size).tolist()) == {NUM_BLOCKS}
+        assert batch.kv_lengths.equal(batch.positions.int() + 1) and batch.query_starts.equal(padding.query_starts)
+        assert int(batch.kv_lengths.max()) <= min(shape.blocks * block_size, most_tokens)
+        written = list(
+            zip(batch.slot_mapping.tolist(), batch.input_ids.tolist(), batch.positions.tolist(), strict=True)
+        )
+        assert len(set(written)) == len({slot for slot, _, _ in written})
+
+
 def test_without_shapes_nothing_is_padded() -> None:
     assert BatchBuilder(BLOCK).build(plan_of(5)).shape is None
