@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pyruntime.ops import reference
+from pyruntime.scheduler.step_shapes import StepShapes
+from pyruntime.types import StepShape
 from tests.emulation import attention_calls as calls
 from tests.emulation.harness import RANDOM, REVERSE, Emulation
 from tests.ops.test_attention import HEADS, OPTIONS, pages, starts_of, transposed
@@ -66,6 +69,26 @@ def test_paged_whatever_the_split(emulation: Emulation, size: int, options: dict
     for rows_each in (1, 4):
         split = calls.paged_attention(emulation, *arguments, scale=0.3, rows_each=rows_each, split=True, **options)
         assert torch.equal(split, whole)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("queries", [[1, 1, 1], [1, 4, 2]], ids=str)
+def test_padding_of_a_captured_step_changes_no_row(emulation: Emulation, queries: list[int], split: bool) -> None:
+    """Wider tables, rows of padding, and sequences without rows behind them (``scheduler/step_shapes.py``)."""
+    q, k, v, starts, lengths, tables = paged(queries, [600, 40, 17], 16, (4, 2, 16, 24), torch.float32)
+    caches, rows, size = (k, v), len(q), 12
+    want = calls.paged_attention(emulation, q, *caches, starts, lengths, tables, scale=0.3)
+    spare = len(k)
+    own = {"query_starts": starts, "kv_lengths": lengths, "block_tables": tables}
+    fields = {name: tensor.numpy() for name, tensor in own.items()}
+    fields |= dict.fromkeys(("input_ids", "positions", "slot_mapping"), np.zeros(rows, np.int64))
+    wide = StepShapes(size, 2000, spare, 16).padded(fields, StepShape(size, 125))
+    padded = [torch.from_numpy(wide[name]) for name in own]
+    caches = tuple(torch.cat([cache, torch.zeros_like(cache[:1])]) for cache in caches)
+    got = calls.paged_attention(
+        emulation, torch.cat([q, q[: size - rows]]), *caches, *padded, scale=0.3, rows_each=1, split=split
+    )
+    assert torch.equal(got[:rows], want) and got[rows:].eq(0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
