@@ -111,6 +111,8 @@ def graphs(limit: float) -> tuple[str, list[dict[str, object]]]:
     one."""
     figures = figures_of("gpu_graphs.py", [folder for folder in own_models() if generates(folder)], limit)
     timed = [figure for figure in figures if "us_eager" in figure]
+    if not timed:
+        return "no model whose steps can be captured", figures
     ratios = [float(str(figure["us_eager"])) / float(str(figure["us_captured"])) for figure in timed]
     return (
         f"{len(timed)} runs: rows as without graphs, steps {min(ratios):.2f} to {max(ratios):.2f} times as fast",

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from pyruntime.model.graphs import CapturedSteps, CudaRecorder, Recorder
+from pyruntime.model.graphs import CapturedSteps, CudaRecorder, NotCapturable, Recorder
 from pyruntime.model.kv_cache import KVCache
 from pyruntime.model.loader import LoadedModel, load_model
 from pyruntime.model.probe import LEAST_COSINE
@@ -169,7 +169,10 @@ def measure(folder: Path, dtype: str, device: str) -> list[dict[str, object]]:
     """What the capture took, then for each number of streams how steps compare. Raises SystemExit where they differ."""
     loaded = load_model(folder, dtype, device)
     name = f"{folder.name}, {dtype}"
-    on = Device(loaded, Again() if device == "cpu" else CudaRecorder(device))
+    try:
+        on = Device(loaded, Again() if device == "cpu" else CudaRecorder(device))
+    except NotCapturable as error:  # it is served without
+        return [{"name": name, "not_captured": str(error)}]
     figures: list[dict[str, object]] = [{"name": name, **on.figures}]
     for count in STREAMS:
         streams = on.streams(count)

@@ -74,11 +74,12 @@ class StepShapes:
     def rehearsed(self, shape: StepShape) -> dict[str, np.ndarray]:
         """The arrays of a batch without padding that is all made up, and reads and writes no block but that of padding.
 
-        Lengths go up to what tables and model hold. Rows that write to the same place write the same.
+        The first row is as long as tables and model allow, the next half as long, and so on, so that attention takes no
+        more than a moment. Rows that write to the same place write the same.
         """
         offsets = np.arange(shape.rows) % self._block_size
         longest = min(shape.blocks * self._block_size, self._most_tokens)
-        positions = offsets * longest // self._block_size
+        positions = (longest - 1) >> np.minimum(offsets, 31)
         return {
             "input_ids": 3 + offsets % 64,  # the first ones are often special
             "positions": positions,

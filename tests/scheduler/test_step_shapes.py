@@ -131,7 +131,7 @@ def test_a_rehearsal_stays_in_the_block_of_padding(most_tokens: int, block_size:
         assert set(batch.block_tables.flatten().tolist()) == {NUM_BLOCKS}
         assert set((batch.slot_mapping // block_size).tolist()) == {NUM_BLOCKS}
         assert batch.kv_lengths.equal(batch.positions.int() + 1) and batch.query_starts.equal(padding.query_starts)
-        assert int(batch.kv_lengths.max()) <= min(shape.blocks * block_size, most_tokens)
+        assert int(batch.kv_lengths.max()) == min(shape.blocks * block_size, most_tokens)
         written = list(
             zip(batch.slot_mapping.tolist(), batch.input_ids.tolist(), batch.positions.tolist(), strict=True)
         )
