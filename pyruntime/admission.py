@@ -107,6 +107,8 @@ class Admission:
         self._token_rate = Rate()
         self._request_rate = Rate()
         self._standing = {task: Standing() for task in Task}
+        # When the last step ended that left tokens waiting, as long as some have waited ever since.
+        self._waits_since: float | None = None
 
     @property
     def num_open(self) -> int:
@@ -184,6 +186,8 @@ class Admission:
         with self._lock:
             self._num_queued -= num_tokens
             _take(self._queued, line, num_tokens)
+            if not self._num_queued:
+                self._waits_since = None
 
     def release(self, ticket: Ticket) -> None:
         """The request has ended."""
@@ -194,8 +198,15 @@ class Admission:
                 self._settle(ticket)
 
     def note(self, num_tokens: int, num_requests: int, seconds: float, left_some: bool) -> None:
-        """A step of ``seconds``: queued tokens done with, requests ended. ``left_some``: more tokens waited for it."""
+        """A step has just ended: queued tokens done with, requests ended. ``left_some``: more tokens waited for it.
+
+        What waited since the step before has waited for the steps of other models too, so that time counts as well.
+        """
         with self._lock:
+            now = self._clock()
+            if self._waits_since is not None:
+                seconds = max(seconds, now - self._waits_since)
+            self._waits_since = now if left_some and self._num_queued else None
             self._request_rate.note(num_requests, seconds)
             if left_some:
                 self._token_rate.note(num_tokens, seconds)
