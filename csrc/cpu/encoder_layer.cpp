@@ -21,8 +21,8 @@ using namespace encoder;
 constexpr int64_t kRowsOfThread = 32;
 // Bytes of a block of rows between the two halves of an MLP, which leave a cache of 1 MiB room for the weights.
 constexpr int64_t kBlockBytes = 512 * 1024;
-// Columns that the kernels multiply at once.
-constexpr int64_t kRun = 48;
+// Columns that a thread takes at once, where there are several threads.
+constexpr int64_t kRun = 32, kAll = int64_t{1} << 32;
 
 thread_local Kept kept_rows, kept_block;
 
@@ -32,6 +32,7 @@ class ByColumns {
   ByColumns(const Layer& layer, int64_t count)
       : layer_(layer),
         count_(count),
+        run_(torch::stable::get_num_threads() > 1 ? kRun : kAll),
         memory_(kept_block.take(layer.floats(count * (2 * layer.width() + layer.up.columns)) +
                                 layer.quantized_floats(count, deepest(layer)))),
         quantized_(memory_->get() + layer.floats(count * (2 * layer.width() + layer.up.columns))) {}
@@ -45,7 +46,7 @@ class ByColumns {
     std::vector<Part> parts;
     Rows own = to;
     for (const Matrix& m : layer_.heads) {
-      for (int64_t c = 0; c < m.columns; c += kRun) parts.push_back({&m, own, c, std::min(m.columns, c + kRun)});
+      for (int64_t c = 0; c < m.columns; c += run_) parts.push_back({&m, own, c, std::min(m.columns, c + run_)});
       own.data = layer_.at(own, 0, m.columns);
     }
     const QuantizeArgs q = quantize(x, layer_.heads[0].depth);
@@ -80,13 +81,13 @@ class ByColumns {
 
   void multiply(const Matrix& m, const Rows& x, const Rows& to, Activation act) const {
     const QuantizeArgs q = quantize(x, m.depth);
-    for_each_neighbour((m.columns + kRun - 1) / kRun, [&](int64_t i) {
-      layer_.multiply(m, x, q, to, act, 0, count_, i * kRun, std::min(m.columns, (i + 1) * kRun));
+    for_each_neighbour((m.columns + run_ - 1) / run_, [&](int64_t i) {
+      layer_.multiply(m, x, q, to, act, 0, count_, i * run_, std::min(m.columns, (i + 1) * run_));
     });
   }
 
   const Layer& layer_;
-  int64_t count_;
+  int64_t count_, run_;
   std::shared_ptr<Scratch> memory_;
   float* quantized_;
 };

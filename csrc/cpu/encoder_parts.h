@@ -109,7 +109,7 @@ struct Layer {
     }
     PanelArgs p{};
     p.linear = {x.data, m.weights, m.bias, to.data, dtype, last, m.columns, m.depth, x.width, m.depth, to.width};
-    p.packed = true, p.activation = act, p.row_begin = first, p.row_end = last;
+    p.packed = p.cached = true, p.activation = act, p.row_begin = first, p.row_end = last;
     kernels().panels(p, begin, end, nullptr);
   }
 

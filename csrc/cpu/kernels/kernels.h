@@ -83,6 +83,7 @@ struct PanelArgs {
   bool packed;
   Activation activation;
   int64_t row_begin, row_end;
+  bool cached = false;  // the matrix is rather in a cache than in memory
 };
 
 // logit = softcap(scale * (x·w + bias)); partial log-sum-exp of columns [begin, end) of every row.
