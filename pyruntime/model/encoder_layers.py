@@ -17,6 +17,7 @@ import torch
 from pyruntime.model.attention import AttentionContext, attending, current_context
 from pyruntime.model.fusion import AGREE, difference, name_of, put_forward
 from pyruntime.model.linear import OwnLinear, packed_in_panels, put_panels
+from pyruntime.model.short_bodies import shorten
 from pyruntime.model.trial import AGREE_INT8, AGREE_LAYER, in_float32, layer_calls
 from pyruntime.ops.linear import ACTIVATION_NUMBERS, COLUMNS
 from pyruntime.types import ForwardBatch
@@ -40,14 +41,16 @@ def fuse_encoder_layers(model: Any, offset: int) -> int:
     context = AttentionContext(_batch(), causal=False, options={})
     calls = layer_calls(body, list(known), context, offset)
     orders: dict[Any, _Order] = {}
-    replaced: list[Any] = []
+    replaced: dict[torch.nn.Module, _Fused] = {}
     within: set[Any] = set()  # what stands around a single layer looks like one, too
     for layer in known:
         args, kwargs, output = calls.get(layer, ((), {}, None))
         is_plain = isinstance(output, torch.Tensor) and layer not in within
-        if is_plain and _fuse_layer(layer, known[layer], orders, args, kwargs, context):
-            replaced.append(layer)
+        if is_plain and (own := _fuse_layer(layer, known[layer], orders, args, kwargs, context)) is not None:
+            replaced[layer] = own
             within.update(layer.modules())
+    if replaced:
+        shorten(body, replaced, offset)
     return len(replaced)
 
 
@@ -104,23 +107,23 @@ def _batch() -> ForwardBatch:
 
 def _fuse_layer(
     layer: Any, parts: _Parts, orders: dict[Any, _Order], args: Any, kwargs: Any, context: AttentionContext
-) -> bool:
+) -> _Fused | None:
     options = _options(layer, context)
     if options is None:
-        return False
+        return None
     kind = type(layer), parts.kind(options)
     order = orders.get(kind) or _order(layer, args, kwargs, context)
     if order is None:
-        return False
+        return None
     orders[kind] = order
     parts = parts.ordered(order)
     panels = _panels(parts.linears, options)
     own = _Fused(parts, panels, options) if panels is not None else None
     if own is None or _distance(layer, own, args, kwargs, context.batch) > _bound(parts, _hidden(args, kwargs)):
-        return False
+        return None
     own.lay_out()
     _put(layer, own)
-    return True
+    return own
 
 
 def _hidden(args: Any, kwargs: Any) -> torch.Tensor:
