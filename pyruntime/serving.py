@@ -93,6 +93,7 @@ def load_served_model(
         max_queue_time_s=settings.max_queue_time_s,
         stream_buffer_tokens=settings.stream_buffer_tokens,
         thread=device_thread(settings.device),
+        lends_steps=settings.device == "cpu" and cache is None and bool(loaded.layers),
     )
     defaults = _generation_defaults(folder, loaded, tokenizer)
     if Capability.GENERATE in info.capabilities:

@@ -6,6 +6,7 @@ writes, so no lock is needed: a reader sees each number as it was after some ste
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -121,6 +122,7 @@ class EngineStats:
     computed_tokens   of steps, by task, tokens that are computed again included
     prompt_tokens     by task: computed for the first time or found in the prefix cache, a shared prompt once
     hit_tokens        of them, found in the prefix cache
+    least_s           by the doublings of tokens of a step, the least time that such a step took
     """
 
     def __init__(self) -> None:
@@ -133,6 +135,7 @@ class EngineStats:
         self.computed_tokens = dict.fromkeys(Task, 0)
         self.prompt_tokens = dict.fromkeys(Task, 0)
         self.hit_tokens = dict.fromkeys(Task, 0)
+        self.least_s: dict[int, float] = {}
         self.num_drawn_tokens = 0
         self.num_mixed_steps = 0
         self.num_pauses = 0
@@ -152,9 +155,15 @@ class EngineStats:
         for task, num_tokens in by_task.items():
             self.computed_tokens[task] += num_tokens
         self.step.observe(seconds)
+        doublings = plan.num_tokens.bit_length()
+        self.least_s[doublings] = min(seconds, self.least_s.get(doublings, seconds))
         self.step_tokens.observe(plan.num_tokens)
         self.num_mixed_steps += len(by_task) > 1
         self.num_failed += num_failed
+
+    def least_step_s(self, num_tokens: int) -> float:
+        """The least time of a step of about so many tokens; infinite before there was one."""
+        return self.least_s.get(num_tokens.bit_length(), math.inf)
 
     def note_prompt(self, task: Task, num_done: int, num_computed: int) -> None:
         """A step of ``num_computed`` tokens left ``num_done`` prompt tokens fewer to compute: others were cached."""

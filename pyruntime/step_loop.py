@@ -75,8 +75,8 @@ class StepLoop:
     def num_open(self) -> int:
         return len(self._jobs)
 
-    def submit(self, job: Job) -> None:
-        """Raises ``NotReady`` when closed, and as ``Admission.enter``."""
+    def submit(self, job: Job, at_once: bool = False) -> None:
+        """Raises ``NotReady`` when closed, and as ``Admission.enter``. ``at_once``: its first step may run in here."""
         assert job.ticket is not None
         job.settled = lambda sequence: self.command(lambda: self._settle(job, sequence))
         with self._lock:
@@ -87,7 +87,9 @@ class StepLoop:
             self._admission.enter(job.ticket, job.num_unread, job.num_unread_certain)
             self._jobs.add(job)
             self._commands.append(lambda: self._begin(job))
-        self._thread.wake()
+            at_once = at_once and len(self._jobs) == 1
+        if not (at_once and self._thread.try_turn(self)):
+            self._thread.wake()
 
     def cancel(self, job: Job, index: int | None) -> None:
         """Stop one continuation, or the whole job, before the next step; idempotent."""
@@ -210,14 +212,11 @@ class StepLoop:
         for sequence, num_computed in plan.entries:
             job: Job = sequence.owner
             if job.unread and (num_tokens := job.note_computed(sequence)):
-                self._give_up(job, num_tokens)
+                assert job.ticket is not None
+                self._admission.leave(job.ticket.line, num_tokens)
                 self._stats.note_prompt(sequence.task, num_tokens, num_computed)
                 total += num_tokens
         return total
-
-    def _give_up(self, job: Job, num_tokens: int) -> None:
-        assert job.ticket is not None
-        self._admission.leave(job.ticket.line, num_tokens)
 
     def _deliver(self, outcome: Outcome) -> None:
         touched: dict[Job, None] = {}
@@ -292,7 +291,7 @@ class StepLoop:
             self._jobs.discard(job)
         self._deadlines.discard(job)
         self._num_ended += 1
-        self._give_up(job, job.num_unread)
+        self._admission.leave(job.ticket.line, job.num_unread)
         job.unread = {}
         if job.owns_ticket:
             job.ticket.release()

@@ -4,6 +4,10 @@ One thread a device and not one an engine: OpenMP makes a team of threads for ea
 the teams have more threads than there are cores, their members sleep between parallel parts instead of spinning. That
 alone made a step of 96 rows twice as long on two cores (docs/performance.md). And no second thread that hands steps to
 this one: a hand-over and the way back took a tenth of a millisecond of each step.
+
+For the same reason a turn that is over before such a hand-over pays may be taken by another thread while this one has
+nothing to do (``try_turn``). That makes no second team: what is so short has no part that torch divides, and compiled
+kernels share a team of their own (``csrc/cpu/team.h``).
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ class StepThread:
         self._name = name
         self._condition = threading.Condition()
         self._is_woken = False
+        self._is_quiet = False  # the thread waits, and nobody has woken it up to now
+        self._is_lent = False  # another thread has a turn
         self._members: list[Member] = []
         self._thread: threading.Thread | None = None
 
@@ -56,6 +62,26 @@ class StepThread:
         """Some member has something to do: all have a turn that begins after this."""
         with self._condition:
             self._wake()
+
+    def try_turn(self, member: Member) -> bool:
+        """A turn of ``member``, which this thread has, on the calling thread; False where that would not be at once.
+
+        It is given only while the thread waits for something to do, which then waits for the end of that turn as well.
+        """
+        with self._condition:
+            if self._is_woken or self._is_lent or not self._is_quiet:
+                return False
+            self._is_lent = True
+        seconds = _turn_of(member)
+        with self._condition:
+            self._is_lent = False
+            if seconds == ENDED:
+                self._members.remove(member)
+            if seconds is not None:  # the thread finds out itself who wants a turn when
+                self._wake()
+            elif not self._is_quiet:
+                self._condition.notify_all()
+        return True
 
     def wait_for_end(self, member: Member) -> None:
         """Until ``member``, of this thread once, has had its last turn."""
@@ -78,7 +104,10 @@ class StepThread:
                 self._thread = None
                 return False
             if not self._is_woken and seconds != 0:
+                self._is_quiet = True
                 self._condition.wait(seconds)
+                self._is_quiet = False
+                self._condition.wait_for(lambda: not self._is_lent)
             self._is_woken = False
             return True
 

@@ -119,6 +119,76 @@ def test_nothing_of_a_member_outlives_it(thread):
     join(stays)
 
 
+def lend(thread, member):
+    """As soon as the thread waits."""
+    while not thread.try_turn(member):
+        pass
+
+
+def test_a_turn_is_lent_to_another_thread_while_there_is_nothing_to_do(thread):
+    member = Scripted(None, None)
+    thread.add(member)
+    lend(thread, member)
+    assert [at.name for _, at in member.log] == ["device-test", threading.current_thread().name]
+    assert not member.ended.is_set()
+    thread.wake()
+    join_own(thread, member)
+
+
+def join_own(thread, member):
+    assert member.ended.wait(10)
+    thread.wait_for_end(member)
+
+
+def test_no_turn_is_lent_while_one_is_taken_or_wanted(thread):
+    begun, go_on = threading.Event(), threading.Event()
+    busy, other = Scripted(lambda: begun.set() or (go_on.wait(10) and None)), Scripted(None, None)
+    thread.add(other)
+    lend(thread, other)
+    thread.add(busy)
+    assert begun.wait(10)
+    assert not thread.try_turn(other)
+    thread.wake()
+    assert not thread.try_turn(other)
+    go_on.set()
+    join_own(thread, busy)
+    join_own(thread, other)
+
+
+def test_the_thread_waits_for_the_end_of_a_lent_turn_and_then_has_its_own(thread):
+    seen = []
+
+    def during():
+        thread.wake()
+        assert not thread.try_turn(second)
+        seen.append(len(second.log))
+
+    first, second = Scripted(None, during), Scripted(None)
+    thread.add(first)
+    thread.add(second)
+    lend(thread, first)
+    join_own(thread, second)
+    join_own(thread, first)
+    assert seen == [1]
+    assert [at is threading.current_thread() for _, at in first.log] == [False, True, False]
+
+
+def test_a_member_that_ends_in_a_lent_turn_has_no_more(thread):
+    member = Scripted(None)
+    thread.add(member)
+    lend(thread, member)
+    join_own(thread, member)
+    assert [at is threading.current_thread() for _, at in member.log] == [False, True]
+
+
+def test_who_wants_more_after_a_lent_turn_has_it_on_the_thread(thread):
+    member = Scripted(None, 0.0)
+    thread.add(member)
+    lend(thread, member)
+    join_own(thread, member)
+    assert [at is threading.current_thread() for _, at in member.log] == [False, True, False]
+
+
 def test_a_device_has_one_thread():
     assert device_thread("test:0") is device_thread("test:0")
     assert device_thread("test:0") is not device_thread("test:1")

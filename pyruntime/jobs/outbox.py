@@ -18,11 +18,15 @@ class Outbox:
         self._calls.setdefault(loop, []).append((function, argument))
 
     def send(self) -> None:
-        """Wake each loop once; a closed one has nobody left to tell."""
-        for loop, calls in self._calls.items():
+        """Wake each loop once; a closed one has nobody left to tell. What is for the loop of this thread is called."""
+        collected, self._calls = self._calls, {}
+        here = asyncio._get_running_loop() if collected else None
+        for loop, calls in collected.items():
+            if loop is here:
+                _run(calls)
+                continue
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_run, calls)
-        self._calls = {}
 
 
 def _run(calls: list[tuple[Callable[..., None], Any]]) -> None:

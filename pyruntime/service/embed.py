@@ -81,7 +81,10 @@ class EmbedServicer(embed_pb2_grpc.EmbedServiceServicer):
             lengths = [len(work.inputs[place].ids) for place in work.places if isinstance(place, int)]
             plan.check_response_size(self._room, lengths)
             if work.inputs:
-                results, step = await plan.model.engine.embed(plan.job(request, work.inputs), ticket=ticket)
+                # A stream's requests wait for each other, so that their texts are computed together.
+                at_once = may_fail_whole and self._room.is_alone()
+                job = plan.job(request, work.inputs)
+                results, step = await plan.model.engine.embed(job, ticket=ticket, at_once=at_once)
         outcomes = work.spread(results)
         # Of all inputs: those that were computed once are written as often as they came.
         if sum(each.nbytes for each in _values(outcomes)) > _INLINE_BYTES:

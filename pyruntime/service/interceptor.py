@@ -89,6 +89,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def is_alone(self) -> bool:
+        """At most one call of this project's services is open, from its first byte on."""
+        return self._num_open[OWN_METHODS] <= 1
+
     def evict(self) -> None:
         """End the calls that run now: their clients are told to come back, as those of a server that drains are."""
         self._evicted |= self._running

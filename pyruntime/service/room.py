@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -51,12 +51,16 @@ def measure(inputs: Iterable[common_pb2.Input], prompt_bytes: int = 0) -> Reques
 
 @dataclass
 class ServiceRoom:
-    """The collaborators of every servicer, and the checks against the server's own limits."""
+    """The collaborators of every servicer, and the checks against the server's own limits.
+
+    ``is_alone``: no other call of the models' services is open.
+    """
 
     registry: ModelRegistry
     settings: Settings
     workers: TextWorkers = field(default_factory=TextWorkers)
     constraints: ConstraintCompiler = field(default_factory=ConstraintCompiler)
+    is_alone: Callable[[], bool] = bool
 
     @property
     def input_limits(self) -> InputLimits:

@@ -117,7 +117,7 @@ class RuntimeServer:
         self._interceptor = _error_interceptor(settings)
         tokens = token_interceptors("--token-file", settings.token_file, _methods(*MODEL_FILES), settings)
         self._health = HealthFollower(registry, settings.step_stall_s)
-        self._room = ServiceRoom(registry, settings)
+        self._room = ServiceRoom(registry, settings, is_alone=lambda: self._interceptor.is_alone)
         self.calls = CallStats()
         # Outermost first: ids, counters, traces and logs; credentials; errors.
         around = CallInterceptor(settings, self.calls, tracing)

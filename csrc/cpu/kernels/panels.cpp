@@ -156,8 +156,8 @@ const uint32_t* packed_panel(const PanelArgs& p, const void* w, int64_t column) 
   return static_cast<const uint32_t*>(w) + column * word_count<T>(p.linear.depth);
 }
 
-// One panel after the other waits for memory alone; what is in a cache comes sooner than the sums of one panel take, each
-// of which waits for the one before it.
+// One panel after the other waits for memory alone; what is in a cache comes sooner than the sums of one panel take,
+// each of which waits for the one before it.
 template <class T, bool Gated, Activation A>
 void run_few(const PanelArgs& p, int64_t begin, int64_t end) {
   const auto panel = [&](const void* w, int64_t column) { return packed_panel<T>(p, w, column); };
