@@ -59,13 +59,12 @@ class Pooler:
         reading = [rows for rows in batch.rows if rows.task is Task.EMBED and rows.reads]
         if not reading:
             return EmbeddingBatchResult([])
-        by_kind: dict[EmbeddingKind, list[SequenceRows]] = {kind: [] for kind in EmbeddingKind}
+        by_kind: dict[EmbeddingKind, list[SequenceRows]] = {}
         for rows in reading:
-            by_kind[rows.sequence.payload.kind].append(rows)
+            by_kind.setdefault(rows.sequence.payload.kind, []).append(rows)
         found: dict[int, object | None] = {}
         for kind, chosen in by_kind.items():
-            if chosen:
-                found.update(zip(map(id, chosen), self._read(kind, hidden, batch, chosen), strict=True))
+            found.update(zip(map(id, chosen), self._read(kind, hidden, batch, chosen), strict=True))
         return EmbeddingBatchResult([found[id(rows)] for rows in reading])
 
     def _read(
@@ -156,6 +155,8 @@ class _Spans:
 
 def _are_finite(vectors: list[np.ndarray]) -> list[bool]:
     """Of each, of any width. All at once: one at a time takes longer than pooling them."""
+    if len(vectors) == 1:
+        return [bool(np.isfinite(vectors[0]).all())]
     starts = np.cumsum([0, *(len(vector) for vector in vectors[:-1])])
     found: list[bool] = np.logical_and.reduceat(np.isfinite(np.concatenate(vectors)), starts).tolist()
     return found

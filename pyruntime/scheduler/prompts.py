@@ -12,7 +12,7 @@ from pyruntime.scheduler.room import Room
 from pyruntime.scheduler.sequence import Sequence, State
 from pyruntime.scheduler.shares import TaskShares
 from pyruntime.scheduler.sharing import Shared
-from pyruntime.types import Task
+from pyruntime.types import TASKS, Task
 
 
 class PromptFiller:
@@ -32,10 +32,10 @@ class PromptFiller:
             self._groups.begin()
         self._room.begin()
         running = self._running_prompts()
-        self._shares.begin(task for task in Task if running[task] or self._queue.head(task) is not None)
+        self._shares.begin(task for task in TASKS if running[task] or self._queue.head(task) is not None)
         closed = set[Task]()  # whose waiting sequences cannot start in this step
         while not budget.is_spent:
-            found = [first for task in Task if (first := self._first(task, running[task], task in closed))]
+            found = [first for task in TASKS if (first := self._first(task, running[task], task in closed))]
             if not found:
                 break
             sequence = min(found, key=lambda s: (self._shares.time(s.task), s.rank))
@@ -46,7 +46,7 @@ class PromptFiller:
                 closed.add(sequence.task)
 
     def _running_prompts(self) -> dict[Task, deque[Sequence]]:
-        prompts: dict[Task, deque[Sequence]] = {task: deque() for task in Task}
+        prompts: dict[Task, deque[Sequence]] = {task: deque() for task in TASKS}
         for sequence in sorted(s for s in self._population.running if not s.is_decoding):
             prompts[sequence.task].append(sequence)
         return prompts

@@ -30,7 +30,7 @@ from pyruntime.scheduler.room import Room
 from pyruntime.scheduler.sequence import Sequence, State
 from pyruntime.scheduler.shares import TaskShares
 from pyruntime.scheduler.speculation import Speculation
-from pyruntime.types import Task
+from pyruntime.types import TASKS, Task
 
 
 class Scheduler:
@@ -109,10 +109,10 @@ class Scheduler:
             remaining[sequence.task] += sequence.num_remaining
         queue, pool = self._queue, self.blocks
         return SchedulerLoad(
-            num_waiting={task: queue.num_waiting[task] + queue.num_pending[task] for task in Task},
-            waiting_tokens={task: queue.tokens[task] for task in Task},
-            num_running={task: self._population.num_running[task] for task in Task},
-            running_tokens={task: remaining[task] for task in Task},
+            num_waiting={task: queue.num_waiting[task] + queue.num_pending[task] for task in TASKS},
+            waiting_tokens={task: queue.tokens[task] for task in TASKS},
+            num_running={task: self._population.num_running[task] for task in TASKS},
+            running_tokens={task: remaining[task] for task in TASKS},
             num_paused=len(self._population.paused),
             blocks_used=pool.num_used if pool is not None else 0,
             blocks_free=pool.num_free if pool is not None else 0,

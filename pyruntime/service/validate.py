@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import secrets
 from collections.abc import Callable, Collection
@@ -50,9 +51,14 @@ def check_count(field: str, value: int, low: int, high: int) -> None:
         raise InvalidField(field, f"{value} is out of range; allowed: {low} to {high}")
 
 
+@functools.cache
+def _numbers(kind: Any) -> frozenset[int]:
+    return frozenset(kind.values())
+
+
 def check_enum(field: str, value: int, kind: Any) -> None:
     """The number is one of the enum's; proto3 lets any number through."""
-    if value not in kind.DESCRIPTOR.values_by_number:
+    if value not in _numbers(kind):
         raise InvalidField(field, f"{value} is not a {kind.DESCRIPTOR.name}; allowed: {', '.join(kind.keys())}")
 
 

@@ -13,7 +13,7 @@ from pyruntime.types.batch import (
     SequenceRows,
     StepShape,
 )
-from pyruntime.types.enums import Capability, EmbeddingKind, ExecutionPath, FinishReason, PoolingType, Task
+from pyruntime.types.enums import TASKS, Capability, EmbeddingKind, ExecutionPath, FinishReason, PoolingType, Task
 from pyruntime.types.model_info import ModelInfo, QueryExpansion
 from pyruntime.types.requests import (
     SAMPLING_RANGES,
@@ -37,6 +37,7 @@ from pyruntime.types.results import (
 
 __all__ = [
     "SAMPLING_RANGES",
+    "TASKS",
     "Capability",
     "ClassificationBatchResult",
     "ClassifyRequest",

@@ -18,6 +18,10 @@ class Task(enum.Enum):
     __hash__ = object.__hash__
 
 
+# To go through them, which the scheduler does in every step: Enum makes each anew from its name.
+TASKS = tuple(Task)
+
+
 class Capability(enum.Enum):
     """What a served model can do; a request for anything else is ``CapabilityMissing``."""
 
