@@ -1,88 +1,9 @@
-// The linear over int8 weights and rows, for few rows and for many. A weight matrix lies in panels of sixteen columns
-// as kernels.h says, so that a vector holds four neighbours in depth of every column: a row's four meet it in every
-// lane. Sums of a group are whole numbers and exact, and what is added up of them in float32 goes in the order of
-// depth: a row's result does not depend on the rows beside it, nor on the instruction set but for the rounding of the
-// last steps.
+// The linear over int8 weights and rows, for few rows and for many.
 #include "activation.h"
+#include "int8_products.h"
 
 namespace pyruntime::PYRUNTIME_ISA {
 namespace {
-
-constexpr int64_t kWords = kInt8Group / 4;  // of a group
-
-#if defined(__AVX512F__)
-constexpr int kMostPanels = 3, kMostSums = 12;
-#else
-constexpr int kMostPanels = 1, kMostSums = 2;
-#endif
-
-// Sixteen running sums of one group.
-#if defined(__AVX512VNNI__)
-using Sums = IntVec;
-PYRUNTIME_INLINE void add(Sums& sums, WordVec w, uint32_t x) {
-  sums = reinterpret_cast<Sums>(_mm512_dpbusd_epi32(
-      reinterpret_cast<__m512i>(sums), _mm512_set1_epi32(static_cast<int32_t>(x)), reinterpret_cast<__m512i>(w)));
-}
-#else
-// In float32, where whole numbers up to 2^24 are exact; a group's stay below 2^23.
-using Sums = Vec;
-PYRUNTIME_INLINE void add(Sums& sums, WordVec w, uint32_t x) {
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    const IntVec bytes = reinterpret_cast<IntVec>(w << (24 - 8 * j)) >> 24;
-    sums += __builtin_convertvector(bytes, Vec) * static_cast<float>(static_cast<uint8_t>(x >> (8 * j)));
-  }
-}
-#endif
-PYRUNTIME_INLINE Vec to_floats(IntVec sums) { return __builtin_convertvector(sums, Vec); }
-PYRUNTIME_INLINE Vec to_floats(Vec sums) { return sums; }
-
-int64_t panel_bytes(const Int8Args& a) { return (a.words + a.groups) * 64; }
-
-// The products of R rows from `row` on and the panels `w`, to out[r * P + p]. `ahead`:
-// how far behind each word something is to be read into the cache that will be wanted next.
-template <int R, int P>
-__attribute__((noinline)) void multiply(const Int8Args& a, int64_t row, const uint8_t* const* w, int64_t ahead,
-                                        Vec* out) {
-  Vec totals[R * P] = {};
-  for (int64_t group = 0; group < a.groups; ++group) {
-    const int64_t count = a.words - group * kWords < kWords ? a.words - group * kWords : kWords;
-    const int64_t at = group * (kWords + 1) * 64;
-    Sums sums[R * P] = {};
-    const uint8_t* x = a.q + row * a.q_row + group * kInt8Group;
-    for (int64_t word = 0; word < count; ++word) {
-      WordVec columns[P];
-#pragma GCC unroll 3
-      for (int p = 0; p < P; ++p) {
-        columns[p] = load_as<WordVec>(w[p] + at + word * 64);
-        if (ahead != 0) __builtin_prefetch(w[p] + at + word * 64 + ahead, 0, 2);
-      }
-#pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) {
-        uint32_t bits;
-        memcpy(&bits, x + r * a.q_row + word * 4, 4);
-#pragma GCC unroll 3
-        for (int p = 0; p < P; ++p) add(sums[r * P + p], columns[p], bits);
-      }
-    }
-#pragma GCC unroll 3
-    for (int p = 0; p < P; ++p) {
-      const uint8_t* last = w[p] + at + count * 64;
-      const WordVec both = load_as<WordVec>(last);
-      const Vec scales = reinterpret_cast<Vec>(both & 0xffff0000u);
-      const Vec column_sums = to_floats(reinterpret_cast<IntVec>(both << 16) >> 16);
-      if (ahead != 0) __builtin_prefetch(last + ahead, 0, 2);
-#pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) {
-        const int64_t own = (row + r) * a.groups + group;
-        // Whole numbers below 2^24, exact too.
-        const Vec whole = to_floats(sums[r * P + p]) - column_sums * a.zeros[own];
-        totals[r * P + p] += whole * (scales * a.row_scales[own]);
-      }
-    }
-  }
-  memcpy(out, totals, sizeof(totals));
-}
 
 // What R rows of a tile come to, from their products.
 template <class T, int R, int P, bool Gated, Activation A>
@@ -110,12 +31,17 @@ void run_panels(const Int8Args& a, int64_t panel, int64_t end) {
   const uint8_t* w[P];
   for (int p = 0; p < kOut; ++p) w[p] = a.w + (panel + p) * bytes;
   if constexpr (Gated) w[1] = a.up + panel * bytes;
-  int64_t row = a.row_begin, ahead = panel + kOut < end ? kOut * bytes : 0;
+  int64_t row = a.row_begin;
+  // Of the next panels, while those at hand are multiplied.
+  const int64_t left = end - panel - kOut, tiles = (a.row_end - a.row_begin + kMost - 1) / kMost;
+  const int64_t count = (left < kOut ? left : kOut) * bytes, steps = tiles * a.words;
+  Next next{read_within(w[0] + kOut * bytes, count, steps), {}};
+  if constexpr (Gated) next.second = read_within(w[1] + bytes, count, steps);
   const auto take = [&]<int R>(std::integral_constant<int, R>) {
     Vec products[R * P];
-    multiply<R, P>(a, row, w, ahead, products);
+    multiply<R, P, false>(a, row, w, next, products);
     finish<T, R, P, Gated, A>(a, row, panel, products);
-    row += R, ahead = 0;  // reading ahead once is enough
+    row += R;
   };
   while (a.row_end - row >= kMost) take(std::integral_constant<int, kMost>{});
   if constexpr (kMost > 4) {
@@ -153,22 +79,7 @@ PYRUNTIME_INLINE void store_low_bytes(uint8_t* p, IntVec v) {
 #endif
 }
 
-template <class T>
-PYRUNTIME_INLINE Vec load_x(const typename T::Element* p, int64_t count) {
-  using Part = std::conditional_t<sizeof(typename T::Element) == 4, Vec, HalfWords>;
-  if (count >= kLanes) return widen(load_as<Part>(p), T{});
-  return widen(load_first<Part>(p, count, sizeof(typename T::Element)), T{});
-}
-
-// In one instruction what compilers make a comparison and a blend of, since NaN must not change places: b where there
-// is one.
-PYRUNTIME_INLINE Vec larger(Vec a, Vec b) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<Vec>(_mm512_maskz_max_ps(0xffff, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
-#else
-  return a > b ? a : b;
-#endif
-}
+// As larger.
 PYRUNTIME_INLINE Vec smaller(Vec a, Vec b) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Vec>(_mm512_maskz_min_ps(0xffff, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));

@@ -84,6 +84,14 @@ PYRUNTIME_INLINE WordVec to_words(HalfWords v) {
 PYRUNTIME_INLINE Vec widen(HalfWords v, BFloat16) { return reinterpret_cast<Vec>(to_words(v) << 16); }
 PYRUNTIME_INLINE Vec widen(HalfWords v, Float16) { return __builtin_convertvector(reinterpret_cast<HalfVec>(v), Vec); }
 
+// The first `count` values of x in float32, zeros after them.
+template <class T>
+PYRUNTIME_INLINE Vec load_x(const typename T::Element* p, int64_t count) {
+  using Part = std::conditional_t<sizeof(typename T::Element) == 4, Vec, HalfWords>;
+  if (count >= kLanes) return widen(load_as<Part>(p), T{});
+  return widen(load_first<Part>(p, count, sizeof(typename T::Element)), T{});
+}
+
 PYRUNTIME_INLINE HalfWords narrow(Vec v, BFloat16) {
 #if defined(__AVX512BF16__)
   // Values below the normal range, 1e-38, become zero.
@@ -136,6 +144,15 @@ PYRUNTIME_INLINE Vec multiply_add(HalfWords a, HalfWords b, Vec c, BFloat16) {
 #endif
 
 PYRUNTIME_INLINE Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
+// In one instruction what compilers make a comparison and a blend of, since NaN must not change places: b where there
+// is one.
+PYRUNTIME_INLINE Vec larger(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vec>(_mm512_maskz_max_ps(0xffff, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#else
+  return a > b ? a : b;
+#endif
+}
 
 // Lane sums of a and b, halved in width: out[2i], out[2i+1] = two lanes of a added, two lanes of b added.
 PYRUNTIME_INLINE Vec fold_quarters(Vec a, Vec b) {
