@@ -63,6 +63,9 @@ STABLE_TORCH_LIBRARY(pyruntime, m) {
   m.def("linear_into(Tensor x, Tensor w, Tensor? bias, bool by_panels, Tensor(a!) out) -> ()");
   m.def("linear_int8(Tensor x, Tensor w, int columns, Tensor? bias=None, Tensor? up=None, int activation=0) -> Tensor");
   m.def("linear_int8_into(Tensor x, Tensor w, Tensor? bias, Tensor(a!) out) -> ()");
+  m.def(
+      "largest_columns(Tensor x, Tensor w, Tensor screen, Tensor errors, Tensor lengths) -> (Tensor ids, Tensor "
+      "values)");
 }
 
 namespace {

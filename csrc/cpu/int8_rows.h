@@ -50,8 +50,11 @@ class Int8Rows {
   void multiply_into(const torch::stable::Tensor& w, const std::optional<torch::stable::Tensor>& bias,
                      torch::stable::Tensor& out) const;
 
- private:
+  // The rows as kernels take them, as long as this lives.
+  const QuantizeArgs& rows() const { return rows_; }
   const uint8_t* check_matrix(const torch::stable::Tensor& w, const char* name, int64_t columns) const;
+
+ private:
 
   QuantizeArgs rows_{};
   torch::headeronly::ScalarType dtype_;

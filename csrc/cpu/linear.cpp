@@ -42,19 +42,6 @@ Product check_product(const Tensor& x, const char* x_name, const Tensor& w, cons
   return product;
 }
 
-namespace {
-
-// work(begin, end) over all columns in chunks of whole groups: several a thread, to even them out, yet long runs of
-// memory where there is much of it.
-template <class Work>
-void for_each_chunk(int64_t columns, const Work& work) {
-  const int64_t shares = 8 * static_cast<int64_t>(torch::stable::get_num_threads());
-  const int64_t chunk = std::clamp<int64_t>(columns / shares / 16 * 16, 16, 1024);
-  for_each_neighbour((columns + chunk - 1) / chunk,
-                     [&](int64_t i) { work(i * chunk, std::min(columns, (i + 1) * chunk)); });
-}
-
-// A matrix in panels, as PanelArgs says: [panels, words, 16, elements of a word].
 Product check_packed(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias) {
   Product product{};
   LinearArgs& a = product.args;
@@ -72,6 +59,18 @@ Product check_packed(const Tensor& x, const Tensor& w, const std::optional<Tenso
   product.bias = float_bias(bias, a.columns);
   if (product.bias.has_value()) a.bias = product.bias->const_data_ptr<float>();
   return product;
+}
+
+namespace {
+
+// work(begin, end) over all columns in chunks of whole groups: several a thread, to even them out, yet long runs of
+// memory where there is much of it.
+template <class Work>
+void for_each_chunk(int64_t columns, const Work& work) {
+  const int64_t shares = 8 * static_cast<int64_t>(torch::stable::get_num_threads());
+  const int64_t chunk = std::clamp<int64_t>(columns / shares / 16 * 16, 16, 1024);
+  for_each_neighbour((columns + chunk - 1) / chunk,
+                     [&](int64_t i) { work(i * chunk, std::min(columns, (i + 1) * chunk)); });
 }
 
 // `up` is a second matrix laid out as w, whose products the activated ones are multiplied with.

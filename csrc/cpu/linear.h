@@ -19,6 +19,10 @@ struct Product {
 Product check_product(const torch::stable::Tensor& x, const char* x_name, const torch::stable::Tensor& w,
                       const char* w_name, const std::optional<torch::stable::Tensor>& bias);
 
+// The same for a matrix in panels, as PanelArgs says: [panels, words, 16, elements of a word].
+Product check_packed(const torch::stable::Tensor& x, const torch::stable::Tensor& w,
+                     const std::optional<torch::stable::Tensor>& bias);
+
 // A bias is short beside the matrix; in float32 the kernels need one form of it.
 std::optional<torch::stable::Tensor> float_bias(const std::optional<torch::stable::Tensor>& bias, int64_t columns);
 

@@ -56,13 +56,14 @@ def quantize_int8(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return rounded.clamp(-127, 127).to(torch.int8), scales
 
 
-def pack_int8(w: torch.Tensor) -> torch.Tensor:
+def pack_int8(w: torch.Tensor, lost: torch.Tensor | None = None) -> torch.Tensor:
     """w ``[N, K]`` quantised in groups of depth and laid out for ``linear_int8``: uint8
     ``[ceil(N / 16), 64 * (ceil(K / 4) + ceil(K / GROUP))]``.
 
     A row is a panel of 16 columns, group by group: for each four neighbours in depth 16 times 4 bytes of int8, and
     behind the group's last 16 times the sum of its int8 (16 bits) and its scale (bfloat16). What is past N or K is
-    zero. NaN or infinity raises ``ValueError``.
+    zero. NaN or infinity raises ``ValueError``. ``lost``, float32 ``[2, N]``, is filled with upper bounds on the length
+    of what each row of w and what it has become differ by, and on the length of what it has become.
     """
     num_columns, depth = w.shape
     groups = -(-depth // GROUP)
@@ -71,7 +72,10 @@ def pack_int8(w: torch.Tensor) -> torch.Tensor:
     for begin in range(0, num_columns, SLICE):
         part = w[begin : begin + SLICE]
         part = torch.nn.functional.pad(part, (0, groups * GROUP - depth, 0, -part.shape[0] % COLUMNS))
-        values, scales = quantize_int8(part.view(-1, COLUMNS, groups, GROUP))
+        part = part.view(-1, COLUMNS, groups, GROUP)
+        values, scales = quantize_int8(part)
+        if lost is not None:
+            lost[:, begin : begin + SLICE] = _lengths(part, values * scales[..., None])[:, : num_columns - begin]
         words = values.view(*scales.shape, -1, DEPTH).permute(0, 2, 3, 1, 4).contiguous().view(torch.int32)
         # A scale's lower half is zero.
         last = (values.sum(-1, dtype=torch.int32) & 0xFFFF) | scales.view(torch.int32)
@@ -82,3 +86,13 @@ def pack_int8(w: torch.Tensor) -> torch.Tensor:
         place = out[begin // COLUMNS : begin // COLUMNS + panels.shape[0]]
         place.copy_(panels.view(torch.uint8))
     return out
+
+
+def _lengths(exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+    """Of the differences and of the second, both ``[..., groups, GROUP]``: ``[2, rows]``, rounded up.
+
+    Each sum of squares is off by a part of count · 2^-24 at most, in whatever order it is taken, and by squares that
+    are too small for float32, for which 2^-40 is more than enough.
+    """
+    pairs = torch.stack((exact.float() - rounded, rounded)).view(2, -1, exact.shape[-2] * exact.shape[-1])
+    return torch.linalg.vector_norm(pairs, dim=-1) * (1 + (pairs.shape[-1] + 16) * 2.0**-23) + 2.0**-40

@@ -20,6 +20,8 @@ torch.manual_seed(1)
 starts = torch.tensor([0, 70, 75]).int()
 q, k, v = (torch.randn(75, h, 40).bfloat16() for h in (4, 2, 2))
 x, w = torch.randn(5, 70).bfloat16(), torch.randn(99, 70).bfloat16()
+x[:, 0] = w[7, 0] = 70
+panels = ops.linear.pack_panels(w[:96].float())
 parts = [
     ops.attention.packed_attention(q, k, v, starts, causal=True, scale=0.2, softcap=9.0),
     ops.linear.linear_rows(x, w),
@@ -29,6 +31,7 @@ parts = [
     ops.between.layer_norm(x, x, x[0], x[1], 1e-6),
     ops.between.rotate_halves(q[:5], *[torch.randn(5, 40).bfloat16() for _ in range(2)]),
     ops.quantized.linear_int8(x, ops.quantized.pack_int8(w), 99),
+    ops.screen.largest_columns(x.float(), panels, ops.screen.make_screen(w[:96].float()))[1],
     torch.ops.pyruntime.pool_sparse(x, torch.tensor([0, 5]).int(), w),
     ops.scores.logsumexp(x, w),
     ops.pooling.pool(x, *[torch.tensor(p).int() for p in ([0, 5], [2], [70])], torch.tensor([True])),

@@ -38,6 +38,7 @@ def samples() -> list[tuple[torch._ops.OpOverloadPacket, tuple]]:
     tables = torch.tensor([[0, 1], [2, -1]]).int()
     one, names = torch.ones(2), torch.ops.pyruntime
     packed = ops.quantized.pack_int8(torch.randn(9, 8))
+    wide = torch.randn(32, 8)
     return [
         (names.packed_attention, (q, kv, kv, starts, True, 0.3, -1, -1, 0.0, None)),
         (names.paged_attention, (q, *caches, starts, torch.tensor([4, 1]).int(), tables, True, 0.3, -1, 0.0, None)),
@@ -65,6 +66,7 @@ def samples() -> list[tuple[torch._ops.OpOverloadPacket, tuple]]:
             (torch.randn(2, 8), ops.linear.pack_panels(torch.randn(32, 8)), None, True, torch.randn(2, 32)),
         ),
         (names.linear_into, (torch.randn(2, 8), torch.randn(9, 8), None, False, torch.randn(2, 9))),
+        (names.largest_columns, (one[:1] * wide[:2], ops.linear.pack_panels(wide), *ops.screen.make_screen(wide))),
         (names.rms_norm, (torch.randn(2, 8), torch.randn(8), 1e-6)),
         (names.layer_norm, (torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), torch.randn(8), 1e-6)),
         (names.rotate_halves, (torch.randn(2, 3, 8), torch.randn(2, 8), torch.randn(2, 8))),

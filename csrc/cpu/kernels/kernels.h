@@ -139,6 +139,18 @@ struct Int8Args {
   int64_t row_begin, row_end, out_row;
 };
 
+// Bounds on sum_k x[r, k] * w[n, k] from its product in int8: it differs from that by at most error_weights[r] *
+// errors[n] + length_weights[r] * lengths[n]. `tops` gets the greatest upper bound of each panel.
+struct ScreenArgs {
+  Int8Args product;  // its rows, matrix and columns alone, whole panels of them
+  const float* errors;
+  const float* lengths;
+  const float* error_weights;
+  const float* length_weights;
+  int64_t rows;
+  float* tops;  // [panels / 16 rounded up, rows, 16]
+};
+
 // out[r] = x[r] / rms(x[r]) * (weight + weight_offset) + residual[r], without weight x[r] + residual[r], or centred:
 // layer norm of x[r] + residual[r]. Parameters [width] of the rows' dtype.
 struct NormArgs {
@@ -233,9 +245,16 @@ struct Kernels {
   // Over the columns [begin, end), 16 partial maxima and sums of exp(logit - maximum) a row: both [rows, 16].
   void (*logsumexp)(const LogSumExpArgs& args, int64_t begin, int64_t end, float* maxima, float* sums);
   void (*labels)(const LabelArgs& args, int64_t row);
-  void (*sparse)(const SparseArgs& args, int64_t begin, int64_t end);                // columns [begin, end)
-  void (*linear_int8)(const Int8Args& args, int64_t begin, int64_t end);             // panels [begin, end)
-  void (*quantize_rows)(const QuantizeArgs& args, int64_t begin, int64_t end);       // rows [begin, end)
+  void (*sparse)(const SparseArgs& args, int64_t begin, int64_t end);           // columns [begin, end)
+  void (*linear_int8)(const Int8Args& args, int64_t begin, int64_t end);        // panels [begin, end)
+  void (*quantize_rows)(const QuantizeArgs& args, int64_t begin, int64_t end);  // rows [begin, end)
+  // Of rows [begin, end): what ScreenArgs calls their weights, from their int8; NaN where no bound holds.
+  void (*screen_rows)(const QuantizeArgs& args, int64_t begin, int64_t end, float* error_weights,
+                      float* length_weights);
+  // The bounds of panels [begin, end); least[r] gets the greatest lower bound of them. `scratch`: 16 floats a row.
+  void (*screen)(const ScreenArgs& args, int64_t begin, int64_t end, float* least, float* scratch);
+  // Of blocks of sixteen panels [begin, end) those with an upper bound of `wanted[r]` or more: masks [blocks, rows].
+  void (*screened)(const ScreenArgs& args, int64_t begin, int64_t end, const float* wanted, uint16_t* masks);
   void (*normalize_rows)(const NormArgs& args, int64_t begin, int64_t end);          // rows [begin, end)
   void (*rotate)(const RotateArgs& args, int64_t begin, int64_t end);                // tokens [begin, end)
   void (*pool)(const PoolArgs& args, int64_t sequence, int64_t begin, int64_t end);  // columns [begin, end), plain

@@ -21,6 +21,9 @@ void labels(const LabelArgs& args, int64_t row);
 void sparse(const SparseArgs& args, int64_t begin, int64_t end);
 void linear_int8(const Int8Args& args, int64_t begin, int64_t end);
 void quantize_rows(const QuantizeArgs& args, int64_t begin, int64_t end);
+void screen_rows(const QuantizeArgs& args, int64_t begin, int64_t end, float* error_weights, float* length_weights);
+void screen(const ScreenArgs& args, int64_t begin, int64_t end, float* least, float* scratch);
+void screened(const ScreenArgs& args, int64_t begin, int64_t end, const float* wanted, uint16_t* masks);
 void normalize_rows(const NormArgs& args, int64_t begin, int64_t end);
 void rotate(const RotateArgs& args, int64_t begin, int64_t end);
 void pool(const PoolArgs& args, int64_t sequence, int64_t begin, int64_t end);
@@ -49,6 +52,9 @@ const Kernels table = {.name = NAME(PYRUNTIME_ISA),
                        .sparse = sparse,
                        .linear_int8 = linear_int8,
                        .quantize_rows = quantize_rows,
+                       .screen_rows = screen_rows,
+                       .screen = screen,
+                       .screened = screened,
                        .normalize_rows = normalize_rows,
                        .rotate = rotate,
                        .pool = pool,
