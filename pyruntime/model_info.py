@@ -72,7 +72,7 @@ def _capabilities(loaded: LoadedModel, kinds: frozenset[EmbeddingKind]) -> froze
 def _weights_bytes(loaded: LoadedModel) -> int:
     """Of the model's parameters and buffers, tied ones once; those without memory are weights that became int8."""
     tensors = [each for each in (*loaded.model.parameters(), *loaded.model.buffers()) if not each.is_meta]
-    if loaded.output_head is not None and loaded.output_head.packed is not None:
-        tensors.append(loaded.output_head.packed)
+    if loaded.output_head is not None:
+        tensors += loaded.output_head.copies
     storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
     return sum(storages.values())

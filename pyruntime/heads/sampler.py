@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from pyruntime.heads import sampling_rows
+from pyruntime.heads.greedy import Greedy
 from pyruntime.model.linear import Buffer
 from pyruntime.model.output_head import OutputHead
 from pyruntime.ops import sampling
@@ -18,7 +19,8 @@ from pyruntime.types import ForwardBatch, GenerationBatchResult, SampledToken, T
 
 
 class Sampler:
-    """Samples all generating rows of a batch in one kernel call, each with its own parameters.
+    """Samples all generating rows of a batch in one kernel call, each with its own parameters; but for those that want
+    the largest logit alone, which may be found without computing all of them.
 
     A draw is a function of (seed, position, n-index) and the logits alone, whatever shares its batch.
     """
@@ -26,6 +28,7 @@ class Sampler:
     def __init__(self, head: OutputHead) -> None:
         self._head = head
         self._buffer = Buffer()
+        self._greedy = Greedy(head)
 
     def sample(self, hidden: torch.Tensor, batch: ForwardBatch) -> GenerationBatchResult:
         """The next token of each reading GENERATE row of the batch, in row order, and those that drafts are right for.
@@ -37,15 +40,23 @@ class Sampler:
             return GenerationBatchResult([])
         last = [rows.last + ahead for rows in reading for ahead in range(len(rows.drafts) + 1)]
         sequences = [each for rows in reading for each in sampling_rows.histories(rows.sequence, rows.drafts)]
+        tokens = {row: SampledToken(token) for row, token in self._greedy.find(hidden, last, sequences).items()}
+        left = [row for row in range(len(last)) if row not in tokens]
+        if left:
+            drawn = self._draw(hidden, [last[row] for row in left], [sequences[row] for row in left])
+            tokens.update(zip(left, drawn, strict=True))
+        each = (tokens[row] for row in range(len(last)))
+        finite = (token if token.token_id >= 0 else None for token in each)
+        return GenerationBatchResult([_verified(finite, rows.drafts) for rows in reading])
+
+    def _draw(self, hidden: torch.Tensor, last: list[int], sequences: list[Any]) -> list[SampledToken]:
+        """By all logits of the rows ``last``."""
         arguments = place({"last": np.array(last)} | sampling_rows.columns(sequences), hidden.device)
         logits = self._head.logits(hidden[arguments.pop("last")], self._buffer)
         wanted = [sequence.payload.sampling.logprobs for sequence in sequences]
         if any(count is not None for count in wanted):
-            tokens = _with_selected(logits, _with_logprobs(logits, arguments, wanted), sequences)
-        else:
-            tokens = [SampledToken(token) for token in sampling.sample(logits, **arguments).tolist()]
-        drawn = iter([token if token.token_id >= 0 else None for token in tokens])
-        return GenerationBatchResult([_verified(drawn, rows.drafts) for rows in reading])
+            return _with_selected(logits, _with_logprobs(logits, arguments, wanted), sequences)
+        return [SampledToken(token) for token in sampling.sample(logits, **arguments).tolist()]
 
 
 def _verified(drawn: Iterator[SampledToken | None], drafts: Sequence[int]) -> SampledToken | None:

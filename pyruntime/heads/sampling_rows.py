@@ -33,6 +33,13 @@ def histories(sequence: Any, drafts: Sequence[int]) -> list[Any]:
     return [sequence, *(Ahead(sequence, count, draft) for count, draft in enumerate(drafts, 1))]
 
 
+def wants_largest(sequence: Any) -> bool:
+    """Whether a row's answer is the token of the largest logit as it is, and no more than that."""
+    settings = sequence.payload.sampling
+    is_greedy = settings.temperature == 0 and settings.logprobs is None and not settings.penalizes
+    return is_greedy and sequence.matcher is None and not _biases(sequence)
+
+
 def columns(sequences: list[Any]) -> dict[str, np.ndarray]:
     """What the kernel takes beside the logits, by its names, one row a sequence: what every row has, and penalties,
     biases and constraints where a row of the batch has any; nothing else pays for them."""
