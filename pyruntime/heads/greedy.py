@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
-from pyruntime.heads.sampling_rows import wants_largest
+from pyruntime.heads.sampling_rows import neighbours, wants_largest
 from pyruntime.model.output_head import OutputHead
-from pyruntime.placing import place
 
 # From here on rows pay for a screen of their own beside others, for which the whole matrix is read anyway.
 LEAST_BESIDE = 16
@@ -35,8 +33,9 @@ class Greedy:
         wanting = [row for row, sequence in enumerate(sequences) if wants_largest(sequence)]
         if len(wanting) < min(len(last), LEAST_BESIDE):
             return {}
-        placed = place({"last": np.array([last[row] for row in wanting])}, hidden.device)
-        ids = self._head.largest(hidden[placed["last"]])
+        places = [last[row] for row in wanting]
+        rows = neighbours(hidden, places)
+        ids = self._head.largest(hidden[torch.tensor(places)] if rows is None else rows)
         found = {row: token for row, token in zip(wanting, ids, strict=True) if token >= 0}
         if 2 * len(found) < len(wanting):
             self._pause = PAUSE

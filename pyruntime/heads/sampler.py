@@ -52,7 +52,8 @@ class Sampler:
     def _draw(self, hidden: torch.Tensor, last: list[int], sequences: list[Any]) -> list[SampledToken]:
         """By all logits of the rows ``last``."""
         arguments = place({"last": np.array(last)} | sampling_rows.columns(sequences), hidden.device)
-        logits = self._head.logits(hidden[arguments.pop("last")], self._buffer)
+        placed, rows = arguments.pop("last"), sampling_rows.neighbours(hidden, last)
+        logits = self._head.logits(hidden[placed] if rows is None else rows, self._buffer)
         wanted = [sequence.payload.sampling.logprobs for sequence in sequences]
         if any(count is not None for count in wanted):
             return _with_selected(logits, _with_logprobs(logits, arguments, wanted), sequences)
