@@ -69,14 +69,18 @@ class ModelFailed(PyruntimeError):
     reason = "MODEL_FAILED"
 
 
-class Overloaded(PyruntimeError):
-    """The queue is full. ``retry_after_s`` is when a retry is likely to be accepted, in seconds."""
-
-    reason = "OVERLOADED"
+class _RetryLater(PyruntimeError):
+    """``retry_after_s`` is when a retry is likely to be accepted, in seconds."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Overloaded(_RetryLater):
+    """The queue is full. ``retry_after_s`` is when a retry is likely to be accepted, in seconds."""
+
+    reason = "OVERLOADED"
 
 
 class ResponseTooLarge(PyruntimeError):
@@ -121,14 +125,10 @@ class ClientStalled(PyruntimeError):
     reason = "CLIENT_STALLED"
 
 
-class NotReady(PyruntimeError):
+class NotReady(_RetryLater):
     """The server or model is loading or draining; ``retry_after_s`` in seconds."""
 
     reason = "NOT_READY"
-
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class DeadlinePassed(PyruntimeError):

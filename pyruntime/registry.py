@@ -24,6 +24,10 @@ LOADING_RETRY_S = 5.0
 DRAINING_RETRY_S = 1.0
 
 
+def shutting_down() -> NotReady:
+    return NotReady("the server is shutting down", DRAINING_RETRY_S)
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
     """Sampling values of the model's own ``generation_config.json``; None where it has none."""
@@ -169,7 +173,7 @@ class ModelRegistry:
     def refuse_if_draining(self) -> None:
         """Raises ``NotReady`` while the server is shutting down."""
         if self._draining:
-            raise NotReady("the server is shutting down", DRAINING_RETRY_S)
+            raise shutting_down()
 
     @property
     def is_draining(self) -> bool:

@@ -46,6 +46,10 @@ def spelling_of(tokenizer: Tokenizer) -> Spelling:
     return spelling
 
 
+def unusable(problem: str) -> CapabilityMissing:
+    return CapabilityMissing(f"constraints do not work with this tokenizer: {problem}")
+
+
 def _decoders(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The steps of the tokenizer's decoder, if each of them is known to spell tokens one by one."""
     found = tokenizer.decoder_steps()
@@ -53,10 +57,9 @@ def _decoders(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     for step in found:
         kind = step["type"]
         if kind not in _ONE_BY_ONE:
-            raise CapabilityMissing(f"constraints do not work with this tokenizer: its decoder has the step {kind}")
+            raise unusable(f"its decoder has the step {kind}")
         if (kind == "Replace" and joined) or (kind == "Strip" and step.get("stop", 0)):
-            problem = f"its decoder's step {kind} reads across tokens"
-            raise CapabilityMissing(f"constraints do not work with this tokenizer: {problem}")
+            raise unusable(f"its decoder's step {kind} reads across tokens")
         joined = joined or kind == "Fuse"
     return found
 
@@ -101,7 +104,7 @@ def _anchor(tokenizer: Tokenizer) -> int:
         for token_id, piece in zip(ids, tokenizer.pieces(ids), strict=True):
             if piece.isascii() and piece.isalnum() and token_id not in tokenizer.special_token_ids:
                 return token_id
-    raise CapabilityMissing("constraints do not work with this tokenizer: it has no token of letters alone")
+    raise unusable("it has no token of letters alone")
 
 
 def _try_out(tokenizer: Tokenizer, spelling: Spelling) -> None:
@@ -113,9 +116,7 @@ def _try_out(tokenizer: Tokenizer, spelling: Spelling) -> None:
     for ids, text in zip(lists, tokenizer.decode_batch(lists), strict=True):
         words = [spelling.first.get(ids[0], spelling.later[ids[0]]), *(spelling.later[i] for i in ids[1:])]
         if b"".join(words).decode() != text:
-            raise CapabilityMissing(
-                "constraints do not work with this tokenizer: its tokens are not spelled one by one"
-            )
+            raise unusable("its tokens are not spelled one by one")
 
 
 def _is_text(word: bytes) -> bool:

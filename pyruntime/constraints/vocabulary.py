@@ -16,7 +16,7 @@ import numpy as np
 from llguidance import LLTokenizer
 
 from pyruntime.constraints.grammar import shorten
-from pyruntime.constraints.spelling import Spelling, spelling_of
+from pyruntime.constraints.spelling import Spelling, spelling_of, unusable
 from pyruntime.errors import CapabilityMissing
 from pyruntime.tokenization import Tokenizer
 
@@ -46,7 +46,7 @@ class Vocabulary:
         try:
             self.tokens = LLTokenizer(source, eos_token=sorted(self.eos_ids))  # type: ignore[arg-type]
         except ValueError as error:
-            raise CapabilityMissing(f"constraints do not work with this tokenizer: {shorten(str(error))}") from error
+            raise unusable(shorten(str(error))) from error
         finally:
             source.tokens = []
         self.num_ids = len(words)

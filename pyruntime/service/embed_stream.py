@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from pyruntime.errors import NotReady, Overloaded
-from pyruntime.registry import DRAINING_RETRY_S, ModelRegistry
+from pyruntime.errors import Overloaded
+from pyruntime.registry import ModelRegistry, shutting_down
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -75,7 +75,7 @@ async def until_draining(registry: ModelRegistry, items: AsyncIterator[T]) -> As
             try:
                 await asyncio.wait({item, waiting}, return_when=asyncio.FIRST_COMPLETED)
                 if not item.done():
-                    raise NotReady("the server is shutting down", DRAINING_RETRY_S)
+                    raise shutting_down()
             finally:
                 item.cancel()
             if (found := item.result()) is None:

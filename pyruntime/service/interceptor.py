@@ -14,8 +14,8 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from pyruntime.errors import ClientStalled, DeadlinePassed, NotReady, Overloaded, PyruntimeError
-from pyruntime.registry import DRAINING_RETRY_S
+from pyruntime.errors import ClientStalled, DeadlinePassed, Overloaded, PyruntimeError
+from pyruntime.registry import shutting_down
 from pyruntime.service.incoming import checked, reader
 from pyruntime.service.outlet import Outlet
 from pyruntime.service.stalls import Stalls
@@ -214,7 +214,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             self._leave(task)
             return ClientStalled("the client has not read the stream for too long (client_stall_s)")
         if task in self._evicted:
-            return NotReady("the server is shutting down", DRAINING_RETRY_S)
+            return shutting_down()
         raise asyncio.CancelledError
 
     def _enter(self, task: asyncio.Task[Any]) -> None:

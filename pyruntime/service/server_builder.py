@@ -10,9 +10,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pyruntime.config import Settings
-from pyruntime.errors import NotReady
 from pyruntime.lifecycle import ModelManager
-from pyruntime.registry import DRAINING_RETRY_S, ModelRegistry
+from pyruntime.registry import ModelRegistry, shutting_down
 from pyruntime.service.admin import AdminServicer
 from pyruntime.service.authorization import token_interceptors
 from pyruntime.service.calls import CallInterceptor
@@ -149,7 +148,7 @@ class RuntimeServer:
         self._health.shut_down()
         self._registry.drain()
         for model in self._registry.serving():
-            model.engine.turn_away(NotReady("the server is shutting down", DRAINING_RETRY_S))
+            model.engine.turn_away(shutting_down())
         if self.admin is not None:
             await self.admin.stop()
         if not await self._interceptor.wait_idle(grace_s):
