@@ -26,20 +26,35 @@ __device__ __forceinline__ int64_t place_in_row(const CacheArguments<Unit>& c, i
   return i / c.width * c.head_stride + i % c.width;
 }
 
+// What is a thread's own: a unit of the keys or of the values of a row.
+template <class Unit>
+struct OwnUnit {
+  CacheArguments<Unit> cache;  // a copy: a pointer to either argument would put both into memory
+  int64_t row, unit;
+  bool is_there;
+};
+
+// Grid: the units of all keys and values of `rows` rows, one a thread.
+template <class Unit>
+__device__ __forceinline__ OwnUnit<Unit> own_unit(const CacheArguments<Unit>& keys, const CacheArguments<Unit>& values,
+                                                  int64_t rows) {
+  const int64_t of_keys = keys.heads * keys.width, each = of_keys + values.heads * values.width;
+  const int64_t i = int64_t{blockIdx.x} * kCopyThreads + threadIdx.x;
+  OwnUnit<Unit> own{keys, i / each, i % each, i < rows * each};
+  if (own.unit >= of_keys) own.cache = values, own.unit -= of_keys;
+  return own;
+}
+
 // Grid: the units of all tokens' keys and values, one a thread. A slot outside the cache is passed over: the host
 // cannot see it.
 template <class Unit>
 __global__ void __launch_bounds__(kCopyThreads)
     store_kv_kernel(const CacheArguments<Unit> keys, const CacheArguments<Unit> values,
                     const int64_t* __restrict__ slots, int64_t tokens, int64_t blocks, int64_t block_size) {
-  const int64_t of_keys = keys.heads * keys.width, each = of_keys + values.heads * values.width;
-  const int64_t i = int64_t{blockIdx.x} * kCopyThreads + threadIdx.x;
-  if (i >= tokens * each) return;
-  const int64_t token = i / each, slot = slots[token];
+  const auto [c, token, unit, is_there] = own_unit(keys, values, tokens);
+  if (!is_there) return;
+  const int64_t slot = slots[token];
   if (slot < 0 || slot >= blocks * block_size) return;
-  const bool is_key = i % each < of_keys;
-  const CacheArguments<Unit>& c = is_key ? keys : values;
-  const int64_t unit = is_key ? i % each : i % each - of_keys;
   const int64_t from = token * c.token_stride + unit / c.width * c.rows_head_stride + unit % c.width;
   c.cache[slot / block_size * c.block_stride + slot % block_size * c.row_stride + place_in_row(c, unit)] = c.rows[from];
 }
@@ -50,13 +65,9 @@ template <class Unit>
 __global__ void __launch_bounds__(kCopyThreads)
     copy_blocks_kernel(const CacheArguments<Unit> keys, const CacheArguments<Unit> values,
                        const int64_t* __restrict__ pairs, int64_t count, int64_t blocks, int64_t block_size) {
-  const int64_t of_keys = keys.heads * keys.width, each = of_keys + values.heads * values.width;
-  const int64_t i = int64_t{blockIdx.x} * kCopyThreads + threadIdx.x;
-  if (i >= block_size * each) return;
-  const bool is_key = i % each < of_keys;
-  const CacheArguments<Unit>& c = is_key ? keys : values;
-  const int64_t unit = is_key ? i % each : i % each - of_keys;
-  Unit* own = c.cache + i / each * c.row_stride + place_in_row(c, unit);
+  const auto [c, row, unit, is_there] = own_unit(keys, values, block_size);
+  if (!is_there) return;
+  Unit* own = c.cache + row * c.row_stride + place_in_row(c, unit);
   for (int64_t pair = 0; pair < count; ++pair) {
     const int64_t source = pairs[2 * pair], target = pairs[2 * pair + 1];
     if (source < 0 || source >= blocks || target < 0 || target >= blocks) continue;
