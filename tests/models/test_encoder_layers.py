@@ -209,6 +209,24 @@ def test_projections_are_known_by_what_they_make() -> None:
     torch.testing.assert_close(rows_of(model, batch), want, atol=5e-5, rtol=5e-5)
 
 
+@needs_bfloat16
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_norms_that_are_nearly_alike_are_told_apart(
+    is_swapped: bool, int8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders, find = [], encoder_layers._order
+    monkeypatch.setattr(encoder_layers, "_order", lambda *call: orders.append(find(*call)) or orders[-1])
+    model = encoder("bert", torch.bfloat16)
+    for layer in model.encoder.layer:
+        for norm, sign in ((layer.attention.output.LayerNorm, 1), (layer.output.LayerNorm, -1)):
+            norm.weight.copy_(1 + sign * torch.linspace(-0.01, 0.01, 64)), norm.bias.zero_()
+        if is_swapped:  # the layer names the second one first
+            layer.attention.self.named_before = layer.output.LayerNorm
+    assert fused(model, int8=int8) == 2
+    assert [norms for _, norms in orders] == [(1, 0) if is_swapped else (0, 1)]  # found once for both layers
+
+
 def arguments(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     square, row = torch.zeros(1, 16, 16, 1, dtype=dtype), torch.ones(16, dtype=dtype)
     heads: dict[str, Any] = {}

@@ -15,6 +15,7 @@ from pyruntime.model.linear import PackedLinear, use_own_linears
 from pyruntime.model.output_head import output_head_of
 from pyruntime.model.packed import run_packed
 from pyruntime.model.probe import probe_body
+from pyruntime.model.quantized import quantize
 from pyruntime.ops.linear import has_panels, linear_panels
 
 SMALL = {
@@ -70,16 +71,80 @@ def test_fused_layers_answer_what_plain_ones_do(model_type: str) -> None:
         torch.testing.assert_close(cache.values[layer], wanted_cache.values[layer], atol=2e-5, rtol=2e-5)
 
 
-def fused_layers_of(model: Any) -> int:
+def fused_layers_of(model: Any, int8: bool = False) -> int:
     shapes = {i: traits.shape for i, traits in probe_body(model, "cpu", 0, is_lm=True).layers.items()}
     use_own_linears(model, row_invariant=False)
     fusion.fuse(model)
+    if int8:
+        quantize(model, 0)
     return fused_layers.fuse_layers(model, shapes, 0)
 
 
 @pytest.mark.parametrize("model_type", ["ministral3", "helium"])
 def test_attention_that_adds_little_shows_in_bfloat16_too(model_type: str) -> None:
     assert fused_layers_of(decoder(model_type, torch.bfloat16)) == 0
+
+
+def nearly_alike(model: Any) -> Any:
+    """Its norms differ by less than what a layer in bfloat16 may be off."""
+    for place, (name, weight) in enumerate(model.named_parameters()):
+        if name.endswith("norm.weight"):
+            weight.copy_(weight[0] + torch.linspace(-0.01, 0.01, len(weight)).roll(place))
+    return model
+
+
+def swapped(kind: Any, first: str, second: str) -> Any:
+    """A class of layers that take two of their norms for each other."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        one, other = getattr(self, first), getattr(self, second)
+        setattr(self, first, other), setattr(self, second, one)
+        try:
+            return kind.forward(self, *args, **kwargs)
+        finally:
+            setattr(self, first, one), setattr(self, second, other)
+
+    return type(kind.__name__, (kind,), {"forward": forward})
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("model_type", "norms"),
+    [
+        ("llama", ("input_layernorm", "post_attention_layernorm")),
+        ("gemma3_text", ("post_attention_layernorm", "post_feedforward_layernorm")),
+    ],
+)
+def test_norms_that_are_nearly_alike_are_told_apart(
+    model_type: str, norms: tuple[str, str], dtype: torch.dtype, int8: bool
+) -> None:
+    model = nearly_alike(decoder(model_type, dtype, intermediate_size=96))
+    assert fused_layers_of(model, int8) == 2
+    model = nearly_alike(decoder(model_type, dtype, intermediate_size=96))
+    for layer in model.base_model.layers:
+        layer.__class__ = swapped(type(layer), *norms)
+    assert fused_layers_of(model, int8) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_that_is_not_the_layers_is_seen_in_int8_too(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = fused_layers._Fused.__call__
+    for wrong in (-1, 2, 5):  # the windows have 5 keys: 4 to the left
+
+        def other(self: Any, *args: Any, wrong: int = wrong) -> torch.Tensor:
+            right, self._numbers = self._numbers, (*self._numbers[:4], wrong, *self._numbers[5:])
+            try:
+                return plain(self, *args)
+            finally:
+                self._numbers = right
+
+        monkeypatch.setattr(fused_layers._Fused, "__call__", other)
+        assert fused_layers_of(decoder("mistral", dtype, intermediate_size=96), int8=True) == 0
+    monkeypatch.undo()
+    assert fused_layers_of(decoder("mistral", dtype, intermediate_size=96), int8=True) == 2
 
 
 def test_one_layer_may_differ_from_the_others() -> None:
