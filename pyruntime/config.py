@@ -7,13 +7,9 @@ value ends the program with exit code 2 and a message naming the option, its sou
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-import annotated_types
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -23,25 +19,9 @@ from pydantic import (
     field_validator,
 )
 
-from pyruntime.config_values import (
-    ADDRESS_FORM,
-    FILE_FORM,
-    HOST_FORM,
-    INNER_HOST_FORM,
-    MEMORY_FORM,
-    MODELS_FORM,
-    SHARES_FORM,
-    Address,
-    Bytes,
-    Host,
-    InnerHost,
-    Memory,
-    Models,
-    TaskShares,
-)
+from pyruntime.config_options import ENV_PREFIX, Options, flag
+from pyruntime.config_values import Address, Bytes, Host, InnerHost, Memory, Models, TaskShares
 from pyruntime.types import Task
-
-ENV_PREFIX = "PYRUNTIME_"
 
 
 class Settings(BaseModel):
@@ -157,13 +137,13 @@ class Settings(BaseModel):
 
         Prints a message and raises ``SystemExit(2)`` on an unknown option or key, or a bad value.
         """
-        parser = _parser()
+        parser = OPTIONS.parser()
         flags = {key: value for key, value in vars(parser.parse_args(argv)).items() if value is not None}
         config = flags.pop("config", None) or environ.get(ENV_PREFIX + "CONFIG")
         values, sources = dict[str, Any](), dict[str, str]()
         for source, found in (
-            (f"the file {config}", _read_yaml(parser, config) if config else {}),
-            ("the environment", _from_environment(environ)),
+            (f"the file {config}", OPTIONS.read_yaml(parser, config) if config else {}),
+            ("the environment", OPTIONS.from_environment(environ)),
             ("the command line", flags),
         ):
             values |= found
@@ -171,7 +151,7 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            parser.error("\n  ".join(_explain(problem, values, sources) for problem in error.errors()))
+            parser.error("\n  ".join(OPTIONS.explain(problem, values, sources) for problem in error.errors()))
 
     def idle(self) -> list[str]:
         """Of the options that were given, those that do nothing beside the others, each with what it needs."""
@@ -190,105 +170,7 @@ class Settings(BaseModel):
             "max_draft_rows": (self.speculation != "off", "--speculation auto"),
         }
         given = [(name, need) for name, (works, need) in needs.items() if name in self.model_fields_set and not works]
-        return [f"{_flag(name)} does nothing without {need}" for name, need in given]
+        return [f"{flag(name)} does nothing without {need}" for name, need in given]
 
 
-def allowed(name: str) -> str:
-    """What values the option ``name`` takes, in words."""
-    field = Settings.model_fields[name]
-    if field.annotation is bool:
-        return "true or false"
-    choices = get_args(field.annotation)
-    if choices and all(isinstance(choice, str) for choice in choices):
-        return "one of " + ", ".join(choices)
-    low = next((m.ge for m in field.metadata if isinstance(m, annotated_types.Ge)), None)
-    high = next((m.le for m in field.metadata if isinstance(m, annotated_types.Le)), None)
-    if low is not None:
-        return f"{low} to {high}" + (" bytes, with or without a unit as in 512MiB" if name.endswith("bytes") else "")
-    forms = {
-        "models": MODELS_FORM,
-        "host": HOST_FORM,
-        "metrics_host": INNER_HOST_FORM,
-        "device": "cpu, cuda or cuda:INDEX",
-        "kv_cache_bytes": MEMORY_FORM,
-        "task_shares": SHARES_FORM,
-        "admin_address": ADDRESS_FORM,
-        "otlp_endpoint": "http://HOST:PORT, https://HOST:PORT, or empty for what OTEL_ variables say",
-    }
-    return forms.get(name, FILE_FORM if field.default == "" else "a text that is not empty")
-
-
-def default(name: str) -> str:
-    """The default of the option ``name``, in a form that it takes."""
-    value = Settings.model_fields[name].default
-    if isinstance(value, dict):
-        return ",".join(f"{key.value}={weight:g}" for key, weight in value.items()) or "none"
-    return "none" if value in ("", None) else str(value)
-
-
-def _flag(name: str) -> str:
-    return "--model" if name == "models" else "--" + name.replace("_", "-")
-
-
-def _metavar(name: str, kind: Any) -> str:
-    """What ``--help`` shows for the value."""
-    choices = get_args(kind)
-    if choices and all(isinstance(choice, str) for choice in choices):
-        return "|".join(choices)
-    by_ending = {"_s": "SECONDS", "_bytes": "SIZE", "port": "PORT", "host": "HOST", "_address": "ADDRESS"}
-    by_ending |= {"_shares": "TASK=WEIGHT,...", "_endpoint": "URL", "device": "DEVICE"}
-    found = next((word for ending, word in by_ending.items() if name.endswith(ending)), None)
-    return found or ("FILE" if kind is str else "NUMBER")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="server.py",
-        usage="%(prog)s [OPTION ...]   (--help lists them)",
-        description="Serves generation, embeddings and scores of the same models over gRPC.",
-        epilog="Flags beat environment variables, those beat the YAML file. Empty variables count as unset.",
-        formatter_class=argparse.RawTextHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--config", metavar="FILE", help=f"YAML file of options [env {ENV_PREFIX}CONFIG]")
-    for name, field in Settings.model_fields.items():
-        text = f"{field.description}\n({allowed(name)}) [default {default(name)}] [env {ENV_PREFIX}{name.upper()}]"
-        options: dict[str, Any] = {"dest": name, "help": text.replace("%", "%%"), "default": None}
-        if field.annotation is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        elif name == "models":
-            options |= {"action": "append", "metavar": "NAME=PATH"}
-        else:
-            options["metavar"] = _metavar(name, field.annotation)
-        parser.add_argument(_flag(name), **options)
-    return parser
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    names = {name: environ.get(ENV_PREFIX + name.upper()) for name in Settings.model_fields}
-    return {name: value for name, value in names.items() if value}
-
-
-def _read_yaml(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    # ValueError: text that is not UTF-8, dates and numbers that are none.
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        parser.error(f"--config: {path} cannot be read: {error}")
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        parser.error(f"--config: {path} must be a mapping of option names to values")
-    unknown = sorted(str(key) for key in content if key not in Settings.model_fields)
-    if unknown:
-        parser.error(
-            f"--config: {path} has unknown keys {', '.join(unknown)}; known: {', '.join(Settings.model_fields)}"
-        )
-    return content
-
-
-def _explain(problem: Any, values: dict[str, Any], sources: dict[str, str]) -> str:
-    name = str(problem["loc"][0])
-    value = values[name]
-    shown = ", ".join(map(str, value)) if isinstance(value, list) else repr(value)
-    return f"{_flag(name)}: {shown} from {sources[name]} is not allowed; allowed: {allowed(name)}"
+OPTIONS = Options(Settings.model_fields)

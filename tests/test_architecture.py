@@ -20,7 +20,8 @@ SOURCES = sorted(
 
 # What each room may import of the project; config, config_values, errors and types are open to all.
 MAY_IMPORT: dict[str, set[str]] = {
-    "config": {"config_values"},
+    "config": {"config_options", "config_values"},
+    "config_options": {"config_values"},
     "config_values": set(),
     "errors": set(),
     "types": set(),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pyruntime.config import Settings, allowed, default
+from pyruntime.config import OPTIONS, Settings
 from pyruntime.config_values import Share
 from pyruntime.types import Task
 
@@ -195,8 +195,8 @@ def test_help_lists_every_option_with_default_range_and_variable(capsys: pytest.
     for name in Settings.model_fields:
         assert ("--model " if name == "models" else f"--{name.replace('_', '-')}") in text
         assert f"[env PYRUNTIME_{name.upper()}]" in text
-        assert allowed(name) in text
-        assert f"[default {default(name)}]" in text
+        assert OPTIONS.allowed(name) in text
+        assert f"[default {OPTIONS.default(name)}]" in text
 
 
 @pytest.mark.parametrize(

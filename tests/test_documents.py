@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pool, json_format, message_factory
 
+from pyruntime import config
 from pyruntime.client import Client, arguments, options
-from pyruntime.config import _parser
 from pyruntime.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2, score_pb2  # noqa: F401  fills the pool
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,7 +56,7 @@ def test_links_lead_somewhere(name: str):
 
 
 def known_options() -> set[str]:
-    parsers = [_parser(), *arguments.parser()._subparsers._group_actions[0].choices.values()]  # type: ignore[union-attr]
+    parsers = [config.OPTIONS.parser(), *arguments.parser()._subparsers._group_actions[0].choices.values()]  # type: ignore[union-attr]
     return {option for parser in parsers for action in parser._actions for option in action.option_strings}
 
 

@@ -8,7 +8,7 @@ import grpc
 from google.protobuf import duration_pb2
 from pydantic import ValidationError
 
-from pyruntime.config import Settings, allowed
+from pyruntime.config import OPTIONS, Settings
 from pyruntime.errors import InvalidField
 from pyruntime.lifecycle import ModelManager
 from pyruntime.registry import ModelRegistry, ModelState, ModelStatus, ServedModel
@@ -90,7 +90,7 @@ def _with_options(settings: Settings, options: admin_pb2.LoadOptions) -> Setting
         return Settings.model_validate(dict(settings) | own)
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
-        problem = f"{show(str(own[name]))} is not allowed; allowed: {allowed(name)}"
+        problem = f"{show(str(own[name]))} is not allowed; allowed: {OPTIONS.allowed(name)}"
         raise InvalidField(f"options.{name}", problem) from error
 
 
