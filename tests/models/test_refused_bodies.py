@@ -1,5 +1,6 @@
 """Bodies that cannot be served right: each refused at load with the reason and a name."""
 
+import functools
 import json
 
 import pytest
@@ -7,6 +8,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 from pyruntime.errors import ModelLoadError
 from pyruntime.model import attention, fused_layers, loader
+from pyruntime.model.loader import load_model
 from pyruntime.self_check import self_check
 from tests.models.architectures import COMMON, DECODERS, ENCODERS, GROUPED, LOCAL, SHORT, T5, load, parts, save
 
@@ -102,6 +104,48 @@ def test_a_wrong_fused_layer_is_caught(tmp_path, monkeypatch):
             layer._numbers = numbers
 
     monkeypatch.setattr(fused_layers._Fused, "__call__", narrower)
+    with pytest.raises(ModelLoadError, match="differs from eager"):
+        self_check(*parts(loaded))
+
+
+def of_the_decoder(*args, window_left, causal=True, change, **options):
+    options |= {"window_left": window_left, "causal": causal} | change(window_left)
+    return PAGED(*args, **options)
+
+
+def of_the_encoder(q, k, v, starts, change, **options):
+    return PACKED(q, k, v, starts[[0, -1]].contiguous() if change is None else starts, **options | (change or {}))
+
+
+PAGED, PACKED = attention.attention_ops.paged_attention, attention.attention_ops.packed_attention
+WRONG = {
+    "no window": ("mistral", lambda window: {"window_left": -1}),
+    "one key less": ("mistral", lambda window: {"window_left": window - 1}),
+    "sees what comes": ("mistral", lambda window: {"causal": False}),
+    "sees other texts": ("bert", None),
+    "sees nothing that comes": ("bert", {"causal": True, "window_right": -1}),
+    "a window": ("bert", {"window_left": 8, "window_right": 8}),
+}
+
+
+FINE = ("one key less", "a window")  # hidden by the roundings of bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, "float32") for name in WRONG), *((n, "bfloat16") for n in WRONG if n not in FINE)]
+)
+def test_a_wrong_forward_is_caught_in_int8_too(tmp_path, monkeypatch, name, dtype):
+    """Whose steps differ between two right forwards: where they do not, it must be as near as without."""
+    model_type, change = WRONG[name]
+    is_decoder = model_type in DECODERS
+    fields = (DECODERS if is_decoder else ENCODERS)[model_type]
+    save(tmp_path, model_type, fields, AutoModelForCausalLM if is_decoder else AutoModel)
+    for fuse in ("fuse_layers", "fuse_encoder_layers"):
+        monkeypatch.setattr(loader, fuse, lambda *_: 0)
+    loaded = load_model(tmp_path, dtype, "cpu", quantization="int8")
+    assert self_check(*parts(loaded)) > 0.999
+    wrong = functools.partial(of_the_decoder if is_decoder else of_the_encoder, change=change)
+    monkeypatch.setattr(attention.attention_ops, "paged_attention" if is_decoder else "packed_attention", wrong)
     with pytest.raises(ModelLoadError, match="differs from eager"):
         self_check(*parts(loaded))
 
