@@ -3,6 +3,7 @@
 
 #include "checks.h"
 #include "cpu/dispatch.h"
+#include "cpu/ops.h"
 
 STABLE_TORCH_LIBRARY(pyruntime, m) {
   m.def(
@@ -54,6 +55,14 @@ STABLE_TORCH_LIBRARY(pyruntime, m) {
       "Tensor? k_norm, Tensor o_weight, Tensor? o_bias, Tensor? after_attention, Tensor mlp_norm, Tensor gate, "
       "Tensor up, Tensor down, Tensor? after_mlp, Tensor? sinks, float epsilon, float weight_offset, int activation, "
       "float scale, int window_left, float softcap, bool by_panels) -> Tensor");
+  // Of each layer `tensors` holds what decoder_layer takes from attention_norm to sinks, `numbers` epsilon,
+  // weight_offset, scale and softcap, `settings` activation, window_left and which of the angles it rotates by. The
+  // answer is the number of the stack, until drop_decoder_stack.
+  m.def("make_decoder_stack(Tensor?[] tensors, float[] numbers, int[] settings) -> int");
+  m.def(
+      "decoder_stack(Tensor x, Tensor[] cos, Tensor[] sin, Tensor(a!)[] k_caches, Tensor(b!)[] v_caches, "
+      "Tensor slot_mapping, Tensor query_starts, Tensor kv_lengths, Tensor block_tables, int stack, bool by_panels) "
+      "-> Tensor");
   m.def(
       "encoder_layer(Tensor x, Tensor starts, Tensor q_weight, Tensor? q_bias, Tensor k_weight, Tensor? k_bias, "
       "Tensor v_weight, Tensor? v_bias, Tensor o_weight, Tensor? o_bias, Tensor attention_norm, "
@@ -88,4 +97,6 @@ PYBIND11_MODULE(_C, m) {
       "build_info", &build_info,
       "Facts about this build: version, cuda (bool), compiler, torch_version (built against), and cpu_capability (the "
       "instruction set chosen on this machine).");
+  m.def("drop_decoder_stack", &pyruntime::drop_decoder_stack,
+        "The layers that make_decoder_stack has given this number are let go.");
 }

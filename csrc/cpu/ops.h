@@ -39,4 +39,7 @@ void launch_attention(const AttentionArgs& a, int64_t sequences);
 torch::stable::Tensor add_back(const torch::stable::Tensor residual, const torch::stable::Tensor x,
                                const MaybeTensor weight, double epsilon, double weight_offset);
 
+// The layers that make_decoder_stack has given this number are let go.
+void drop_decoder_stack(int64_t number);
+
 }  // namespace pyruntime

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from pyruntime.model.attention import AttentionContext, attending, current_context
+from pyruntime.model.decoder_body import Angles, Rotation, put_stack, rotations_of
 from pyruntime.model.fusion import difference, put_forward
 from pyruntime.model.kv_cache import KVCache, LayerShape
 from pyruntime.model.linear import OwnLinear, own_product, pack
 from pyruntime.model.trial import AGREE_INT8, AGREE_LAYER, Call, in_float32, layer_calls
 from pyruntime.ops import between
+from pyruntime.ops.decoder import DecoderStack, LayerArguments
 from pyruntime.ops.linear import ACTIVATION_NUMBERS, linear_panels
 from pyruntime.ops.quantized import COLUMNS
 from pyruntime.types import ForwardBatch
@@ -42,9 +44,26 @@ def fuse_layers(model: Any, shapes: dict[int, LayerShape], offset: int) -> int:
     furthest = getattr(body.config, "max_position_embeddings", None) or 0
     context = AttentionContext(_batch(furthest - offset), cache, options={})
     exact = replace(context, cache=KVCache(shapes, 8, BLOCK_SIZE, torch.float32, "cpu"), options={})
-    calls = layer_calls(body, list(known), context, offset)
+    calls: dict[torch.nn.Module, Call] = {}
+    rotations = rotations_of(body, lambda: calls.update(layer_calls(body, list(known), context, offset)))
     proven: set[Any] = set()
-    return sum(_fuse_layer(layer, calls[layer], context, exact, proven) for layer in known if layer in calls)
+    tried = {layer: _fuse_layer(layer, calls[layer], context, exact, proven) for layer in known if layer in calls}
+    fused = {layer: own for layer, own in tried.items() if own is not None}
+    if not offset and fused and list(fused) == list(getattr(body, "layers", [])):
+        _fuse_body(body, [(own, own.angles(*calls[layer][:2])) for layer, own in fused.items()], rotations, context)
+    return len(fused)
+
+
+def _fuse_body(
+    body: Any, layers: list[tuple[_Fused, Angles]], rotations: list[tuple[Rotation, Angles]], context: AttentionContext
+) -> None:
+    """All layers as one op, where each rotates by angles that are known."""
+    places = [next((i for i, (_, made) in enumerate(rotations) if made[0] is cos), None) for _, (cos, _) in layers]
+    arguments = [own.arguments(place) for (own, _), place in zip(layers, places, strict=True) if place is not None]
+    if len(arguments) == len(layers):
+        first, numbers = layers[0][0], [own.number for own, _ in layers]
+        stack = DecoderStack(arguments)
+        put_stack(body, stack, numbers, [each for each, _ in rotations], context, first.takes, first.by_panels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +140,14 @@ def _batch(furthest: int = 0) -> ForwardBatch:
     )
 
 
-def _fuse_layer(layer: Any, call: Call, context: AttentionContext, exact: AttentionContext, proven: set[Any]) -> bool:
+def _fuse_layer(
+    layer: Any, call: Call, context: AttentionContext, exact: AttentionContext, proven: set[Any]
+) -> _Fused | None:
     own = _agreeing(layer, call, context)
     if own is None:
-        return False
+        return None
     if own.kind not in proven and not _agrees_in_float32(layer, call, exact):
-        return False
+        return None
     proven.add(own.kind)
     own.pack(layer)
     plain = type(layer).forward
@@ -134,12 +155,12 @@ def _fuse_layer(layer: Any, call: Call, context: AttentionContext, exact: Attent
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         context = current_context()
         hidden = args[0] if args else kwargs["hidden_states"]
-        if context is None or context.cache is None or not own.takes(hidden):
+        if context is None or context.cache is None or not own.takes(hidden.shape[1]):
             return plain(self, *args, **kwargs)
         return own(hidden, own.angles(args, kwargs), context)
 
     put_forward(layer, forward)
-    return True
+    return own
 
 
 def _agrees_in_float32(layer: Any, call: Call, exact: AttentionContext) -> bool:
@@ -180,9 +201,7 @@ def _agree(own: torch.Tensor, output: torch.Tensor, hidden: torch.Tensor, bound:
     return bool(((own.float() - output.float()).abs() <= bound * added + rounding).all())
 
 
-def _queries(
-    layer: Any, parts: _Parts, hidden: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]
-) -> torch.Tensor:
+def _queries(layer: Any, parts: _Parts, hidden: torch.Tensor, angles: Angles) -> torch.Tensor:
     """[T, heads, width], as the op makes them."""
     before, norm, width = parts.weights[0], parts.weights[7], angles[0].shape[-1]
     assert before is not None
@@ -197,7 +216,7 @@ class _Fused:
 
     def __init__(self, layer: Any, parts: _Parts, context: AttentionContext, args: Any, kwargs: Any) -> None:
         self._weights = parts.weights
-        self._layer: int = layer.self_attn.layer_idx
+        self.number: int = layer.self_attn.layer_idx
         options = (context.options or {}).get(layer.self_attn)
         # Where the rotation's cosines and sines stand among the layer's arguments.
         self._place = next((i for i, value in enumerate(args) if _are_angles(value)), None)
@@ -223,11 +242,24 @@ class _Fused:
         """A copy of the keys and values [T, heads, width] of the batch's rows."""
         cache, slots = context.cache, context.batch.slot_mapping
         assert cache is not None and slots is not None
-        return cache.keys[self._layer].flatten(0, 1)[slots], cache.values[self._layer].flatten(0, 1)[slots]
+        return cache.keys[self.number].flatten(0, 1)[slots], cache.values[self.number].flatten(0, 1)[slots]
 
-    def takes(self, hidden: torch.Tensor) -> bool:
+    def takes(self, num_rows: int) -> bool:
         """Where there is no kernel for many rows, torch's own linears are the better ones."""
-        return self._is_laid_out or own_product(hidden.shape[1], hidden, self._row_invariant) is not None
+        return self._is_laid_out or self._product(num_rows) is not None
+
+    def by_panels(self, num_rows: int) -> bool:
+        """How the op multiplies plain matrices."""
+        return self._product(num_rows) is linear_panels
+
+    def _product(self, num_rows: int) -> Any:
+        norm = self._weights[0]
+        assert norm is not None
+        return own_product(num_rows, norm, self._row_invariant)
+
+    def arguments(self, angles: int) -> LayerArguments:
+        """Of the op, with which of a body's angles it rotates by."""
+        return LayerArguments((*self._weights, self._sinks), *self._numbers, angles)
 
     def pack(self, layer: Any) -> None:
         """The layer's linears, and takes their matrices."""
@@ -236,15 +268,11 @@ class _Fused:
         if parts is not None:
             self._weights, self._is_laid_out = parts.weights, True
 
-    def angles(self, args: Any, kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        found: tuple[torch.Tensor, torch.Tensor] = (
-            args[self._place] if self._place is not None else kwargs["position_embeddings"]
-        )
+    def angles(self, args: Any, kwargs: Any) -> Angles:
+        found: Angles = args[self._place] if self._place is not None else kwargs["position_embeddings"]
         return found
 
-    def __call__(
-        self, hidden: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], context: AttentionContext
-    ) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, angles: Angles, context: AttentionContext) -> torch.Tensor:
         """hidden [1, T, H] → [1, T, H]; keys and values of its rows are in the cache afterwards."""
         batch, cache = context.batch, context.cache
         assert cache is not None
@@ -252,8 +280,8 @@ class _Fused:
             hidden[0],
             angles[0][0],
             angles[1][0],
-            cache.keys[self._layer],
-            cache.values[self._layer],
+            cache.keys[self.number],
+            cache.values[self.number],
             batch.slot_mapping,
             batch.query_starts,
             batch.kv_lengths,
@@ -261,7 +289,7 @@ class _Fused:
             *self._weights,
             self._sinks,
             *self._numbers,
-            own_product(hidden.shape[1], hidden, self._row_invariant) is linear_panels,
+            self.by_panels(hidden.shape[1]),
         )
         return rows.unsqueeze(0)
 
