@@ -74,10 +74,20 @@ void pack(const LinearArgs& a, const void* w, int64_t column, int64_t end, uint3
 // Words of packed panels that are read ahead for few rows: what they and a part of the rows leave of the nearest cache.
 constexpr int64_t kNear = 256;
 
-// What is read ahead: `near`, of the panels at hand as many words ahead, and of other memory a few lines at every word.
+// What is read ahead: `near`, of the panels at hand as many words ahead, and of other memory a few lines at a word. Two
+// pieces of memory take turns.
 struct Reading {
   int64_t near;
-  Ahead first, second;
+  Ahead first{}, second{};
+  bool has_second = false;
+
+  PYRUNTIME_INLINE void step(Reading& r, int64_t word) {
+    if (r.has_second && word % 2 != 0) {
+      r.second.step();
+    } else {
+      r.first.step();
+    }
+  }
 };
 
 // The products of R rows from `row` on and of G panels, to out[r * G + g].
@@ -94,7 +104,7 @@ __attribute__((noinline)) void multiply(const LinearArgs& a, int64_t row, const 
   Reading own = reading;
   Vec sums[R * G] = {};
   for (int64_t word = 0; word < words; ++word) {
-    own.first.step(), own.second.step();
+    Reading::step(own, word);
     WordVec columns[G];
 #pragma GCC unroll 4
     for (int g = 0; g < G; ++g) {
@@ -166,10 +176,10 @@ void run_few(const PanelArgs& p, int64_t begin, int64_t end) {
     if constexpr (Gated) panels[1] = panel(p.up, column);
     if (!Gated && kFewGroups > 1 && p.cached && end - column > 16) {
       panels[1] = panel(p.linear.w, column + 16);
-      rows_of_panels<T, kFewRows, kFewGroups, false, A>(p, column, end, panels, {kNear, {}, {}});
+      rows_of_panels<T, kFewRows, kFewGroups, false, A>(p, column, end, panels, {kNear});
       column += 16;
     } else {
-      rows_of_panels<T, kFewRows, Gated ? 2 : 1, Gated, A>(p, column, end, panels, {kNear, {}, {}});
+      rows_of_panels<T, kFewRows, Gated ? 2 : 1, Gated, A>(p, column, end, panels, {kNear});
     }
   }
 }
@@ -196,9 +206,9 @@ void run(const PanelArgs& p, int64_t begin, int64_t end, uint32_t* memory) {
     // The next columns, those of the next thread at the end: columns that are not there are not read.
     const int64_t next = column + kWidth, left = a.columns / 16 * 16 - next;
     const int64_t ahead = (left < kWidth ? (left > 0 ? left : 0) : kWidth) / 16 * bytes;
-    Reading reading{0, read_within(part(a.w, next), ahead, steps), {}};
+    Reading reading{0, read_within(part(a.w, next), ahead, Gated ? steps / 2 : steps)};
     if constexpr (Gated) {
-      reading.second = read_within(part(p.up, next), ahead, steps);
+      reading.second = read_within(part(p.up, next), ahead, steps / 2), reading.has_second = true;
       rows_of_panels<T, kTileRows, 2, true, A>(p, column, end, panels, reading);
     } else if (groups == kTileGroups) {
       rows_of_panels<T, kTileRows, kTileGroups, false, A>(p, column, end, panels, reading);
