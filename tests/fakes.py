@@ -120,6 +120,7 @@ class FakeEngine:
         self.admit = self.admission.admit
         self.generated: list[GenerateRequest] = []
         self.embedded: list[EmbedRequest] = []
+        self.at_once: list[bool] = []
         self.scored: list[ScoreRequest] = []
         self.classified: list[ClassifyRequest] = []
         self.streams: list[FakeStream] = []
@@ -142,10 +143,11 @@ class FakeEngine:
         return stream
 
     async def embed(
-        self, request: EmbedRequest, *, ticket: Ticket | None = None
+        self, request: EmbedRequest, *, ticket: Ticket | None = None, at_once: bool = False
     ) -> tuple[list[EmbedResult], StepTiming]:
         self._refuse()
         self.embedded.append(request)
+        self.at_once.append(at_once)
         await self._maybe_block()
         results = []
         for ids in request.inputs:

@@ -36,6 +36,17 @@ async def test_results_in_order_with_usage(stack: Stack):
     assert (job.pooling, job.normalize, job.dimensions) == (PoolingType.MEAN, True, 12)
 
 
+async def test_only_a_call_that_is_alone_may_be_computed_at_once(stack: Stack):
+    await stack.embed.Embed(request())
+    stream = stack.embed.EmbedStream()
+    await stream.write(request())
+    assert (await stream.read()).results  # though it is alone: its requests are computed together
+    await stack.embed.Embed(request())
+    await stream.done_writing()
+    assert await stream.read() is grpc.aio.EOF
+    assert stack.engine.at_once == [True, False, False]
+
+
 async def test_options_reach_the_engine(stack: Stack):
     req = request(pooling=embed_pb2.POOLING_CLS, normalize=False, dimensions=5, priority=3, request_id="r")
     answer = await stack.embed.Embed(req)

@@ -62,7 +62,7 @@ class Gates:
         self._embed = stack.engine.embed
         stack.engine.embed = self  # type: ignore[method-assign, assignment]
 
-    async def __call__(self, job: EmbedRequest, *, ticket: object = None):
+    async def __call__(self, job: EmbedRequest, *, ticket: object = None, at_once: bool = False):
         name = bytes(job.inputs[0][1:]).decode()
         self.waiting[name] = asyncio.Event()
         self.most = max(self.most, len(self.waiting))
