@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import replace
 
 import pytest
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -92,6 +93,7 @@ def test_a_wrong_packed_forward_is_caught(tmp_path, monkeypatch):
 def test_a_wrong_fused_layer_is_caught(tmp_path, monkeypatch):
     """By the self-check too, should a layer go wrong that was right when it was tried."""
     save(tmp_path, "mistral", DECODERS["mistral"], AutoModelForCausalLM)
+    monkeypatch.setattr(fused_layers, "put_stack", lambda *_: False)
     loaded, right = load(tmp_path), fused_layers._Fused.__call__
 
     def narrower(layer, *args):
@@ -104,6 +106,26 @@ def test_a_wrong_fused_layer_is_caught(tmp_path, monkeypatch):
             layer._numbers = numbers
 
     monkeypatch.setattr(fused_layers._Fused, "__call__", narrower)
+    with pytest.raises(ModelLoadError, match="differs from eager"):
+        self_check(*parts(loaded))
+
+
+def test_a_wrong_stack_of_layers_is_caught(tmp_path, monkeypatch):
+    """Likewise where all layers are one op: ``others`` takes the place of the stack that was tried."""
+    save(tmp_path, "mistral", DECODERS["mistral"], AutoModelForCausalLM)
+    made = []
+
+    class Noted(fused_layers.DecoderStack):
+        def __init__(self, layers):
+            super().__init__(layers)
+            made.append((self, layers))
+
+    monkeypatch.setattr(fused_layers, "DecoderStack", Noted)
+    loaded = load(tmp_path)
+    [(stack, layers)] = made
+    self_check(*parts(loaded))
+    others = Noted([replace(layer, window_left=layer.window_left - 1) for layer in layers])
+    stack._number = others._number
     with pytest.raises(ModelLoadError, match="differs from eager"):
         self_check(*parts(loaded))
 
