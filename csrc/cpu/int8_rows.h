@@ -55,7 +55,6 @@ class Int8Rows {
   const uint8_t* check_matrix(const torch::stable::Tensor& w, const char* name, int64_t columns) const;
 
  private:
-
   QuantizeArgs rows_{};
   torch::headeronly::ScalarType dtype_;
   Scratch memory_;
