@@ -21,8 +21,9 @@ struct NoAhead {
   inline __attribute__((always_inline)) void step() {}
 };
 
-// `bytes` from `from` on in equal shares, within `steps` steps.
+// `bytes` from `from` on in equal shares, within `steps` steps; there may be none, where rows are a word long.
 inline Ahead read_within(const void* from, int64_t bytes, int64_t steps) {
+  if (steps < 1) return {};
   const char* begin = static_cast<const char*>(from);
   return {begin, begin + bytes, (bytes / 64 + steps - 1) / steps};
 }
