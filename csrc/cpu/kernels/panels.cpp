@@ -81,11 +81,11 @@ struct Reading {
   Ahead first{}, second{};
   bool has_second = false;
 
-  PYRUNTIME_INLINE void step(Reading& r, int64_t word) {
-    if (r.has_second && word % 2 != 0) {
-      r.second.step();
+  inline __attribute__((always_inline)) void step(int64_t word) {
+    if (has_second && word % 2 != 0) {
+      second.step();
     } else {
-      r.first.step();
+      first.step();
     }
   }
 };
@@ -104,7 +104,7 @@ __attribute__((noinline)) void multiply(const LinearArgs& a, int64_t row, const 
   Reading own = reading;
   Vec sums[R * G] = {};
   for (int64_t word = 0; word < words; ++word) {
-    Reading::step(own, word);
+    own.step(word);
     WordVec columns[G];
 #pragma GCC unroll 4
     for (int g = 0; g < G; ++g) {

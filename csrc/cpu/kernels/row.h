@@ -57,13 +57,13 @@ inline bool find_maxima(Row& row) {
       for (int64_t i = 0; i < kBlock; i += kLanes) {
         const Vec v = load_as<Vec>(row.x + begin + i);
         bad |= ~(v < splat(kInfinity));
-        top = maximum(v, top);
+        top = larger(v, top);
       }
     } else {
       for (int64_t i = begin; i < end; i += kLanes) {
         const Vec v = load_logits(row.x + i, end - i);
         bad |= ~(v < splat(kInfinity));
-        top = maximum(v, top);
+        top = larger(v, top);
       }
     }
     row.maxima[block] = maximum_of(top);

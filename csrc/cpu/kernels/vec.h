@@ -143,7 +143,6 @@ PYRUNTIME_INLINE Vec multiply_add(HalfWords a, HalfWords b, Vec c, BFloat16) {
 }
 #endif
 
-PYRUNTIME_INLINE Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
 // In one instruction what compilers make a comparison and a blend of, since NaN must not change places: b where there
 // is one.
 PYRUNTIME_INLINE Vec larger(Vec a, Vec b) {
@@ -215,7 +214,7 @@ PYRUNTIME_INLINE float sum_of(Vec v) {
 }
 PYRUNTIME_INLINE float maximum_of(Vec v) {
 #pragma GCC unroll 4
-  for (int32_t distance = 8; distance > 0; distance /= 2) v = maximum(v, exchange(v, distance));
+  for (int32_t distance = 8; distance > 0; distance /= 2) v = larger(v, exchange(v, distance));
   return v[0];
 }
 // NaN wins.
