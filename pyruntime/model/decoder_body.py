@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pyruntime.model.attention import AttentionContext, attending, current_context
-from pyruntime.model.fusion import put_forward
+from pyruntime.model.fusion import noting_calls, put_forward
 from pyruntime.ops.decoder import DecoderStack
 
 # Positions whose angles are kept, unless the model has fewer; those behind are computed when they come.
@@ -102,12 +102,8 @@ def rotations_of(body: Any, run: Callable[[], Any]) -> list[tuple[Rotation, Angl
         if takes_positions and isinstance(output, tuple) and len(output) == 2:
             found.append((Rotation(module, args, kwargs), output))
 
-    hooks = [module.register_forward_hook(note, with_kwargs=True) for module in body.children()]
-    try:
+    with noting_calls(body.children(), note):
         run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return found
 
 

@@ -18,7 +18,7 @@ from pyruntime.model.attention import AttentionContext, attending, current_conte
 from pyruntime.model.fusion import AGREE, difference, name_of, put_forward
 from pyruntime.model.linear import OwnLinear, packed_in_panels, put_panels
 from pyruntime.model.short_bodies import shorten
-from pyruntime.model.trial import AGREE_INT8, AGREE_LAYER, in_float32, layer_calls
+from pyruntime.model.trial import AGREE_INT8, AGREE_LAYER, in_float32, layer_calls, whole_texts
 from pyruntime.ops.linear import ACTIVATION_NUMBERS, COLUMNS
 from pyruntime.types import ForwardBatch
 
@@ -38,7 +38,8 @@ def fuse_encoder_layers(model: Any, offset: int) -> int:
     known = {layer: parts for layer in body.modules() if (parts := _parts(layer)) is not None}
     if not known:
         return 0
-    context = AttentionContext(_batch(), causal=False, options={})
+    batch = whole_texts(LENGTHS, torch.arange(3, 3 + sum(LENGTHS)))
+    context = AttentionContext(batch, causal=False, options={})
     calls = layer_calls(body, list(known), context, offset)
     orders: dict[Any, _Order] = {}
     replaced: dict[torch.nn.Module, _Fused] = {}
@@ -94,15 +95,6 @@ def _parts(layer: torch.nn.Module) -> _Parts | None:
         return None
     names = [name for name, module in modules.items() if isinstance(module, OwnLinear | torch.nn.LayerNorm)]
     return _Parts(linears, norms, ACTIVATION_NUMBERS[activations.pop()], names)
-
-
-def _batch() -> ForwardBatch:
-    return ForwardBatch(
-        rows=[],
-        input_ids=torch.arange(3, 3 + sum(LENGTHS)),
-        positions=torch.tensor([place for length in LENGTHS for place in range(length)]),
-        query_starts=torch.tensor([0, LENGTHS[0], sum(LENGTHS)], dtype=torch.int32),
-    )
 
 
 def _fuse_layer(

@@ -7,9 +7,10 @@ own code.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -73,6 +74,17 @@ def put_forward(module: torch.nn.Module, forward: Forward, **attributes: Any) ->
     kind = type(module)
     own = {"forward": functools.wraps(kind.forward)(forward), "__module__": kind.__module__, **attributes}
     module.__class__ = type(kind.__name__, (kind,), own)
+
+
+@contextlib.contextmanager
+def noting_calls(modules: Iterable[torch.nn.Module], note: Callable[[Any, Any, Any, Any], None]) -> Iterator[None]:
+    """``note(module, args, kwargs, output)`` after each call of one of ``modules`` within."""
+    hooks = [module.register_forward_hook(note, with_kwargs=True) for module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def difference(own: torch.Tensor, expected: Any) -> float:

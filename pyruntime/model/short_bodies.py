@@ -14,7 +14,8 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from pyruntime.model.attention import AttentionContext, attending, current_context
-from pyruntime.model.fusion import put_forward
+from pyruntime.model.fusion import noting_calls, put_forward
+from pyruntime.model.trial import whole_texts
 from pyruntime.types import ForwardBatch
 
 # hidden [1, T, H], starts of the texts int32 [S+1] -> [1, T, H]
@@ -30,25 +31,19 @@ def shorten(body: Any, layers: Mapping[torch.nn.Module, Layer], offset: int) -> 
 
     ``offset``: as ``run_packed`` takes it.
     """
-    given = _given(offset)
-    context = AttentionContext(_batch(), causal=False)
+    batch = whole_texts(LENGTHS, torch.arange(sum(LENGTHS)) % 5 + 3)
+    given = _given(batch, offset)
+    context = AttentionContext(batch, causal=False)
     with attending(context):
         short = _short(body, layers, given[0])
-        if short is None or not all(short.agrees(body, each, context.batch) for each in given):
+        if short is None or not all(short.agrees(body, each, batch) for each in given):
             return False
     _put(body, short)
     return True
 
 
-def _batch() -> ForwardBatch:
-    starts = torch.tensor([0, *LENGTHS]).cumsum(0).int()
-    ids = torch.arange(sum(LENGTHS)) % 5 + 3
-    return ForwardBatch([], ids, torch.cat([torch.arange(length) for length in LENGTHS]), starts)
-
-
-def _given(offset: int) -> list[dict[str, torch.Tensor]]:
+def _given(batch: ForwardBatch, offset: int) -> list[dict[str, torch.Tensor]]:
     """Arguments of the batch's forward, without and with token types."""
-    batch = _batch()
     own = {"input_ids": batch.input_ids[None], "position_ids": (batch.positions + offset)[None]}
     types = torch.zeros_like(own["input_ids"])
     return [own, own | {"token_type_ids": types}]
@@ -84,12 +79,8 @@ def _short(body: Any, layers: Mapping[torch.nn.Module, Layer], given: dict[str, 
     def note(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         calls.append((module, args[0] if args else kwargs.get("hidden_states"), output))
 
-    hooks = [module.register_forward_hook(note, with_kwargs=True) for module in body.modules()]
-    try:
+    with noting_calls(body.modules(), note):
         output = body(**given, use_cache=False).last_hidden_state
-    finally:
-        for hook in hooks:
-            hook.remove()
     chain = [call for call in calls if call[0] in layers]
     wanted = [*(hidden for _, hidden, _ in chain), output]
     makers = [module for module, _, made in calls if made is wanted[0] and module not in layers]

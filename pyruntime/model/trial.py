@@ -4,13 +4,15 @@ where no rounding hides that it does not compute what it is taken for."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from pyruntime.model.attention import AttentionContext
-from pyruntime.model.fusion import AGREE
+from pyruntime.model.fusion import AGREE, noting_calls
 from pyruntime.model.packed import run_packed
+from pyruntime.types import ForwardBatch
 
 # Of what a layer adds to its rows: it rounds several times as often as a module, and each rounding goes on. In bfloat16
 # the layers of Gemma 3 270M stay below 0.026.
@@ -22,6 +24,12 @@ AGREE_INT8 = {torch.float32: 0.01, torch.bfloat16: 0.06, torch.float16: 0.06}
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 
 
+def whole_texts(lengths: Sequence[int], input_ids: torch.Tensor) -> ForwardBatch:
+    """A batch of texts of these lengths, without a cache."""
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    return ForwardBatch([], input_ids, torch.cat([torch.arange(length) for length in lengths]), starts)
+
+
 def layer_calls(body: Any, layers: list[Any], context: AttentionContext, offset: int) -> dict[torch.nn.Module, Call]:
     """What each layer is called with in a forward, and what it answers."""
     calls: dict[torch.nn.Module, Call] = {}
@@ -29,12 +37,8 @@ def layer_calls(body: Any, layers: list[Any], context: AttentionContext, offset:
     def note(layer: Any, args: Any, kwargs: Any, output: Any) -> None:
         calls[layer] = (args, kwargs, output)
 
-    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
-    try:
+    with noting_calls(layers, note):
         run_packed(body, context.batch, context, offset, None)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return calls
 
 

@@ -8,7 +8,8 @@ import torch
 from pyruntime.heads.sampler import Sampler
 from pyruntime.model.output_head import OutputHead
 from pyruntime.scheduler.sequence import Sequence
-from pyruntime.types import ForwardBatch, GenerateRequest, SamplingParams, SequenceRows, StopParams, Task
+from pyruntime.types import GenerateRequest, SamplingParams, StopParams, Task
+from tests.heads.batches import batch_of
 
 VOCABULARY, WIDTH = 40, 8
 SETTINGS = [
@@ -35,14 +36,6 @@ def sequence(prompt, generated, place, **sampling):
     made = Sequence(Task.GENERATE, list(prompt), request, index=place % 3)
     made.token_ids += generated
     return made
-
-
-def batch_of(sequences, drafts):
-    rows, start = [], 0
-    for each, own in zip(sequences, drafts, strict=True):
-        rows.append(SequenceRows(each, Task.GENERATE, start, 1 + len(own), True, own))
-        start += 1 + len(own)
-    return ForwardBatch(rows, None, None, None)
 
 
 def chain(token):

@@ -11,7 +11,8 @@ from pyruntime.heads.sampling_rows import wants_largest
 from pyruntime.model import output_head
 from pyruntime.ops.linear import has_panels
 from pyruntime.scheduler.sequence import Sequence
-from pyruntime.types import ForwardBatch, GenerateRequest, SamplingParams, SequenceRows, StopParams, Task
+from pyruntime.types import GenerateRequest, SamplingParams, StopParams, Task
+from tests.heads.batches import batch_of
 
 VOCABULARY, WIDTH = 1600, 64
 pytestmark = pytest.mark.skipif(not has_panels(torch.float32), reason="no products by panels on this processor")
@@ -52,14 +53,6 @@ def sequence(place, generated=(), least=0, **sampling):
     made = Sequence(Task.GENERATE, [1, place], request, index=0)
     made.token_ids += generated
     return made
-
-
-def batch_of(sequences, drafts):
-    rows, start = [], 0
-    for each, own in zip(sequences, drafts, strict=True):
-        rows.append(SequenceRows(each, Task.GENERATE, start, 1 + len(own), True, own))
-        start += 1 + len(own)
-    return ForwardBatch(rows, None, None, None)
 
 
 def calls_of(monkeypatch):

@@ -9,6 +9,7 @@ import torch
 
 from pyruntime.model import short_bodies
 from pyruntime.model.probe import eager_attention
+from pyruntime.model.trial import whole_texts
 from tests.models.test_encoder_layers import batch_of, encoder, fused, needs_panels, rows_of
 
 SHORT = ("bert", "roberta", "electra")
@@ -85,7 +86,7 @@ def test_a_body_of_which_one_layer_is_not_fused_stays_whole() -> None:
 
 
 def test_token_types_go_to_the_embeddings() -> None:
-    given = short_bodies._given(2)
+    given = short_bodies._given(whole_texts((3, 2), torch.arange(5)), 2)
     assert [sorted(each) for each in given] == [
         ["input_ids", "position_ids"],
         ["input_ids", "position_ids", "token_type_ids"],
